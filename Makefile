@@ -1,0 +1,45 @@
+# `make run` does the main job, `make test` the tests; both create .venv from the lock file first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: run test lint format bench reproduce lock clean
+
+run: $(STAMP)
+	$(BIN)/perfedrl reproduce e1 --quick
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/bench.py
+
+reproduce: $(STAMP)
+	$(BIN)/perfedrl reproduce all --seeds 10 --json claims.json
+
+# Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
+lock: $(STAMP)
+	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" \
+		--extra dev pyproject.toml -o requirements.lock
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "perfedrl needs Python >= 3.11; set PYTHON=... to one"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,10 @@
+"""Algorithms: one file each, one registry line each; the line enrols it in every contract test."""
+
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
+from perfedrl.registry import registry
+
+ALGORITHMS = registry("algorithm", fedavg_pg=FedAvgPG, per_fedavg_pg=PerFedAvgPG)
+
+__all__ = ["ALGORITHMS", "Algorithm", "FedAvgPG", "PerFedAvgPG", "ServerState", "average", "local_steps"]

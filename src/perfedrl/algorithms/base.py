@@ -1,0 +1,84 @@
+"""The interface of a federated algorithm, and the loop that all of them share."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, StepKeys
+from perfedrl.types import Params
+
+
+class ServerState(NamedTuple):
+    """What the server holds: `message` is broadcast every round, `private` (optimizer moments, say) never is."""
+
+    message: PyTree
+    private: PyTree = ()
+
+
+class Algorithm(Protocol):
+    """A federated algorithm is three functions and a deployment step; the simulator vmaps `client`.
+
+    An algorithm is a pytree: its step sizes are leaves, so that a sweep over them is one vmap and one compilation, and
+    its counts are static. What is personal stays in the client state and never enters an upload.
+    """
+
+    alpha: Any
+    """The step size of the adaptation at deployment."""
+
+    @property
+    def trajectories_per_round(self) -> int:
+        """What one round costs each agent."""
+        ...
+
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        """Return the server's state and the state in which every client starts."""
+        ...
+
+    def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        """One agent's work in one round: return its upload and its new personal state."""
+        ...
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        """Combine the uploads, stacked along the agents' axis."""
+        ...
+
+    def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """The parameters that one agent deploys, from m trajectories of its own."""
+        ...
+
+
+def local_steps(
+    step: Callable[[Params, StepKeys], Params], theta: Params, agent: Objective, key: PRNGKeyArray, count: int
+) -> Params:
+    """theta^0 -> theta^tau, lines 4-7 of Algorithm 1: compiled into one loop, or in Python for a Python sampler."""
+    keys = jax.random.split(key, (count, len(StepKeys._fields)))
+    if agent.traceable:
+        return jax.lax.scan(lambda theta, k: (step(theta, StepKeys(*k)), None), theta, keys)[0]
+    for k in keys:
+        theta = step(theta, StepKeys(*k))
+    return theta
+
+
+def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
+    """The weighted mean over agents, line 10 of Algorithm 1."""
+    share = weights / jnp.sum(weights)
+    return jax.tree.map(lambda x: jnp.sum(x * share.reshape(-1, *[1] * (x.ndim - 1)), axis=0), uploads)
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse batch sizes and numbers of local steps under 1."""
+    for name, count in counts.items():
+        if count < 1:
+            raise UserError(f"{name} must be at least 1; it is {count}")
+
+
+def check_step_sizes(alpha: Any, beta: Any) -> None:
+    """Refuse alpha < 0 and beta <= 0, where they are plain numbers."""
+    for name, value, fine in (("alpha", alpha, lambda x: x >= 0), ("beta", beta, lambda x: x > 0)):
+        if isinstance(value, int | float) and not (fine(value) and value < float("inf")):
+            bound = ">= 0" if name == "alpha" else "> 0"
+            raise UserError(f"{name} must be a finite number {bound}; it is {value}")

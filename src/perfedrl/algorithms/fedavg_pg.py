@@ -1,0 +1,53 @@
+"""FedAvg-PG: federated policy gradient for one shared policy, the paper's non-personalized baseline."""
+
+from typing import Any
+
+import equinox as eqx
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.types import Params
+
+
+class FedAvgPG(eqx.Module):
+    """Local policy-gradient steps on each agent's own return, then averaging.
+
+    Each step uses one estimate from m trajectories: m = m_in + m_h + m_out gives it the budget of exact Per-FedAvg-PG.
+    Training ignores alpha, the step size of the adaptation that it is evaluated after, like the others.
+    """
+
+    alpha: Any
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+
+    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30):
+        check_step_sizes(alpha, beta)
+        check_counts(local_steps=local_steps, m=m)
+        self.alpha, self.beta = alpha, beta
+        self.local_steps, self.m = local_steps, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, tuple[()]]:
+        """Tau local steps along the estimated policy gradient."""
+
+        def step(theta: Params, keys: StepKeys) -> Params:
+            return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
+
+        return local_steps(step, message, agent, key, self.local_steps), state
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message, self.alpha, key, m)

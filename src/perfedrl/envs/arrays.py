@@ -1,0 +1,83 @@
+"""A user's own finite MDPs, one per agent, from arrays in the config or in an .npz file."""
+
+import hashlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.tabular import TabularMDP, check
+from perfedrl.errors import UserError
+
+
+def arrays(
+    horizon: int,
+    discount: float,
+    file: str = "",
+    P: list | None = None,  # noqa: N803
+    r: list | None = None,
+    mu: list | None = None,
+    held_out: int = 0,
+    sha256: str = "",
+) -> Fleet:
+    """Agents given by P[n,S,A,S], r[n,S,A] and mu[n,S], written out or in an .npz file; the last `held_out` stay out.
+
+    `sha256` pins the file's content; a config gets it when it is loaded, so that a run belongs to the data it saw.
+    """
+    given: dict[str, Any] = {"P": P, "r": r, "mu": mu}
+    if file:
+        if any(x is not None for x in given.values()):
+            raise UserError("give the arrays P, r and mu either in the config or in a file, not both")
+        if sha256 and sha256 != file_digest(file):
+            raise UserError(f"{file} has changed since this config was made: its sha256 is no longer {sha256}")
+        given = _read(file)
+    return tabular_fleet(given["P"], given["r"], given["mu"], horizon, discount, held_out)
+
+
+def tabular_fleet(P, r, mu, horizon: int, discount: float, held_out: int = 0) -> Fleet:  # noqa: N803
+    """Make a fleet of stacked arrays P[n,S,A,S], r[n,S,A], mu[n,S]; errors name the agent."""
+    stacked = {name: _array(name, x) for name, x in (("P", P), ("r", r), ("mu", mu))}
+    n = len(stacked["P"])
+    for name, x in stacked.items():
+        if len(x) != n:
+            raise UserError(f"P describes {n} agents but {name} describes {len(x)}")
+    if not 0 <= held_out < n:
+        raise UserError(f"held_out must leave at least one of the {n} agents to train; it is {held_out}")
+    mdps = []
+    for i in range(n):
+        parts = stacked["P"][i], stacked["r"][i], stacked["mu"][i]
+        check(*parts, horizon, discount, agent=i)
+        mdps.append(TabularMDP(*parts, horizon, discount))
+    return fleet(mdps[: n - held_out], mdps[n - held_out :])
+
+
+def file_digest(file: str) -> str:
+    """The sha256 of a file's content."""
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"there is no file {file} (looked for it in {Path.cwd()})")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _array(name: str, x) -> np.ndarray:
+    if x is None:
+        raise UserError(f"the fleet needs the array {name} (P[n,S,A,S], r[n,S,A], mu[n,S])")
+    try:
+        array = np.asarray(x, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"agents of one fleet must be alike in shape: {name} is ragged or not numeric") from error
+    expected = {"P": 4, "r": 3, "mu": 2}[name]
+    if array.ndim != expected:
+        raise UserError(f"{name} must have {expected} axes, the first one over agents; it has {array.ndim}")
+    return array
+
+
+def _read(file: str) -> dict[str, np.ndarray | None]:
+    file_digest(file)
+    try:
+        with np.load(file, allow_pickle=False) as data:
+            return {name: data.get(name) for name in ("P", "r", "mu")}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        raise UserError(f"{file} is not an .npz file of plain arrays: {error}") from error

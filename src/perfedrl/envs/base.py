@@ -1,0 +1,42 @@
+"""What an environment is: one agent's MDP as a pytree with three methods."""
+
+from typing import Any, Protocol
+
+from jaxtyping import Array, Bool, Float, PyTree
+
+from perfedrl.types import Noise
+
+State = PyTree[Any]
+
+
+class Task(Protocol):
+    """One agent's MDP. Array leaves are what may differ between agents; static fields are what a fleet shares.
+
+    Written for one episode of one agent; callers `vmap`. All randomness comes in as uniforms on [0, 1), as many as
+    the task says it needs, so an episode is a deterministic function of (parameters, task, uniforms): one call draws
+    the uniforms of a whole batch, and two policies can be compared under common random numbers.
+    """
+
+    horizon: int
+    """H: an episode has H + 1 decisions."""
+    discount: float
+
+    @property
+    def reset_noise(self) -> int:
+        """Uniforms that `reset` needs."""
+        ...
+
+    @property
+    def step_noise(self) -> int:
+        """Uniforms that each `step` needs."""
+        ...
+
+    def reset(self, u: Noise) -> State: ...
+
+    def observe(self, state: State) -> PyTree[Array]: ...
+
+    def step(
+        self, state: State, action: PyTree[Array], u: Noise
+    ) -> tuple[State, Float[Array, ""], Bool[Array, ""] | bool]:
+        """Return the next state, the reward of this step, and whether the episode is over."""
+        ...

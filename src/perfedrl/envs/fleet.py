@@ -1,0 +1,78 @@
+"""A fleet: the agents' tasks stacked along a leading axis, a training part and a held-out part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from perfedrl.envs.base import Task
+from perfedrl.envs.tabular import TabularMDP, widen
+from perfedrl.errors import UserError
+
+
+class Fleet(eqx.Module):
+    """Tasks of the agents that train together and, maybe, of agents that never take part in training."""
+
+    train: Any
+    held_out: Any = None
+
+    @property
+    def agents(self) -> int:
+        return _count(self.train)
+
+    @property
+    def held_out_agents(self) -> int:
+        return 0 if self.held_out is None else _count(self.held_out)
+
+    def task(self, i: int, *, held_out: bool = False) -> Any:
+        """The task of one agent."""
+        part, count = (self.held_out, self.held_out_agents) if held_out else (self.train, self.agents)
+        if not 0 <= i < count:
+            kind = "held-out" if held_out else "training"
+            raise UserError(f"there is no {kind} agent {i}: the fleet has {count}, numbered from 0")
+        return jax.tree.map(lambda x: x[i], part)
+
+
+def fleet(train: Sequence[Task], held_out: Sequence[Task] = ()) -> Fleet:
+    """Make a fleet of single tasks. All must have the same shapes, horizon and discount."""
+    if not train:
+        raise UserError("a fleet needs at least one training agent")
+    stacked = stack([*train, *held_out])
+    n = len(train)
+    return Fleet(
+        train=jax.tree.map(lambda x: x[:n], stacked),
+        held_out=jax.tree.map(lambda x: x[n:], stacked) if held_out else None,
+    )
+
+
+def stack(tasks: Sequence[Task]) -> Any:
+    """Stack single tasks along a new leading axis, agent by agent."""
+    mdps = [task for task in tasks if isinstance(task, TabularMDP)]
+    if len(mdps) == len(tasks):
+        tasks = [widen(mdp, max(m.successor.shape[-1] for m in mdps)) for mdp in mdps]
+    _check_alike(tasks)
+    return jax.tree.map(lambda *xs: np.stack(xs), *tasks)
+
+
+def _check_alike(tasks: Sequence[Task]) -> None:
+    first = _signature(tasks[0])
+    for i, task in enumerate(tasks):
+        if type(task) is not type(tasks[0]):
+            raise UserError(f"agents of one fleet must be of one kind: agent {i} is not like agent 0")
+        for what, came in _signature(task).items():
+            if came != first.get(what):
+                raise UserError(
+                    f"agents of one fleet must be alike: agent 0 has {what} {first.get(what)}, agent {i} has {came}"
+                )
+
+
+def _signature(task: Task) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(task)
+    shapes = {f"{jax.tree_util.keystr(path, simple=True)} of shape": np.shape(leaf) for path, leaf in leaves}
+    return {"horizon": task.horizon, "discount": task.discount, **dict(reversed(shapes.items()))}
+
+
+def _count(tasks: Any) -> int:
+    return len(jax.tree.leaves(tasks)[0])

@@ -1,0 +1,62 @@
+"""The paper's tabular family: one grid, one goal cell per agent (Appendix C.1)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.tabular import TabularMDP
+from perfedrl.errors import UserError
+
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+"""U, D, L, R as (row, column) steps."""
+
+Cell = tuple[int, int]
+
+
+def gridworld(
+    width: int = 5,
+    goals: Sequence[Cell] | None = None,
+    held_out: Sequence[Cell] = (),
+    horizon: int = 15,
+    discount: float = 0.9,
+) -> Fleet:
+    """Agents on a width x width grid that differ only in their goal cell, given as (row, column).
+
+    Moves are deterministic and stay in place at the walls; reward 1 at every step that starts in the goal cell; the
+    start is uniform over the other cells. Without `goals`: the four corners and the four edge midpoints.
+    """
+    if width < 2:
+        raise UserError(f"a gridworld needs width >= 2; it is {width}")
+    goals = default_goals(width) if goals is None else goals
+    for cell in (*goals, *held_out):
+        if not all(0 <= x < width for x in cell):
+            raise UserError(f"goal {list(cell)} lies outside the {width} x {width} grid (cells are numbered from 0)")
+    make = lambda goal: _mdp(width, goal, horizon, discount)  # noqa: E731
+    return fleet([make(goal) for goal in goals], [make(goal) for goal in held_out])
+
+
+def default_goals(width: int) -> tuple[Cell, ...]:
+    """Corners, then edge midpoints."""
+    end, middle = width - 1, width // 2
+    return (0, 0), (0, end), (end, 0), (end, end), (0, middle), (middle, 0), (middle, end), (end, middle)
+
+
+def grid_moves(height: int, width: int) -> np.ndarray:
+    """The cell that each move leads to from each cell, [S, A]; a move off the grid stays."""
+    row, column = np.divmod(np.arange(height * width), width)
+    rows = np.clip(row[:, None] + [dr for dr, _ in MOVES], 0, height - 1)
+    columns = np.clip(column[:, None] + [dc for _, dc in MOVES], 0, width - 1)
+    return rows * width + columns
+
+
+def _mdp(width: int, goal: Cell, horizon: int, discount: float) -> TabularMDP:
+    S = width * width
+    at_goal = np.arange(S) == goal[0] * width + goal[1]
+    return TabularMDP(
+        P=np.eye(S)[grid_moves(width, width)],
+        r=np.repeat(at_goal[:, None].astype(float), len(MOVES), axis=1),
+        mu=~at_goal / (S - 1),
+        horizon=horizon,
+        discount=discount,
+    )

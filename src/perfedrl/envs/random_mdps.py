@@ -1,0 +1,49 @@
+"""Random MDPs at a chosen level of heterogeneity, as the federated-RL literature measures on."""
+
+import numpy as np
+
+from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.tabular import TabularMDP
+from perfedrl.errors import UserError
+
+
+def random_mdps(
+    agents: int = 8,
+    held_out: int = 0,
+    states: int = 5,
+    actions: int = 5,
+    heterogeneity: float = 0.5,
+    reward_heterogeneity: float = 0.0,
+    horizon: int = 15,
+    discount: float = 0.9,
+    seed: int = 0,
+) -> Fleet:
+    """Agents with kernels P_i = (1 - eps) P_0 + eps P_i', eps the heterogeneity, rows uniform on the simplex.
+
+    Rewards r ~ U[0, 1] are common to all agents unless `reward_heterogeneity` mixes in the agents' own in the same
+    way; the start is uniform.
+    """
+    if min(agents, states, actions) < 1 or held_out < 0:
+        raise UserError("random-mdps needs agents, states and actions >= 1 and held_out >= 0")
+    rng = np.random.default_rng(seed)
+    kernel = lambda: rng.dirichlet(np.ones(states), size=(states, actions))  # noqa: E731
+    reward = lambda: rng.uniform(size=(states, actions))  # noqa: E731
+    P0, r0 = kernel(), reward()
+    mdps = [
+        TabularMDP(
+            P=mix(P0, kernel(), heterogeneity),
+            r=mix(r0, reward(), reward_heterogeneity),
+            mu=np.full(states, 1 / states),
+            horizon=horizon,
+            discount=discount,
+        )
+        for _ in range(agents + held_out)
+    ]
+    return fleet(mdps[:agents], mdps[agents:])
+
+
+def mix(common: np.ndarray, own: np.ndarray, heterogeneity: float) -> np.ndarray:
+    """(1 - eps) common + eps own: eps = 0 makes the agents equal, eps = 1 unrelated."""
+    if not 0 <= heterogeneity <= 1:
+        raise UserError(f"heterogeneity must lie in [0, 1]; it is {heterogeneity}")
+    return (1 - heterogeneity) * common + heterogeneity * own

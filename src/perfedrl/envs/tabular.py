@@ -1,0 +1,136 @@
+"""Any finite MDP, given as arrays."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from perfedrl.errors import UserError
+from perfedrl.types import Noise
+
+TOLERANCE = 1e-6
+"""How far a distribution's sum may be from 1: float32 input passes, a forgotten entry does not."""
+
+
+def inverse_cdf(p: Float[Array, " k"], u: Float[Array, ""]) -> Int[Array, ""]:
+    """Draw an index from the distribution p by inverse transform of one uniform u in [0, 1).
+
+    Scaling u by the realized sum instead of assuming 1 keeps entries of probability 0 unreachable in any precision.
+    """
+    cdf = jnp.cumsum(p)
+    return jnp.sum(u * cdf[-1] >= cdf[:-1]).astype(jnp.int32)
+
+
+class TabularMDP(eqx.Module):
+    """The finite MDP (P[S,A,S], r[S,A], mu[S]) with horizon H and discount gamma, Section 2.1.
+
+    Transitions are kept as lists of possible successors, padded to the longest list: lossless, and for a deterministic
+    world of S states S times smaller than P and free of random numbers. `P` rebuilds the array.
+    """
+
+    successor: Int[np.ndarray | Array, "*n S A K"]
+    probability: Float[np.ndarray | Array, "*n S A K"]
+    r: Float[np.ndarray | Array, "*n S A"]
+    mu: Float[np.ndarray | Array, "*n S"]
+    horizon: int = eqx.field(static=True)
+    discount: float = eqx.field(static=True)
+
+    def __init__(self, P, r, mu, horizon: int, discount: float):  # noqa: N803
+        P, r, mu = (np.asarray(x, dtype=np.float64) for x in (P, r, mu))
+        check(P, r, mu, horizon, discount)
+        self.successor, self.probability = _successor_lists(P)
+        self.r, self.mu = r, mu
+        self.horizon, self.discount = int(horizon), float(discount)
+
+    @property
+    def states(self) -> int:
+        return self.r.shape[-2]
+
+    @property
+    def actions(self) -> int:
+        return self.r.shape[-1]
+
+    @property
+    def P(self) -> Float[np.ndarray, "*n S A S"]:  # noqa: N802
+        """The transition kernel P[s, a, s'] as a dense array (also of a stacked fleet)."""
+        successor, probability = np.asarray(self.successor), np.asarray(self.probability)
+        dense = np.zeros((*self.r.shape, self.states), probability.dtype)
+        flat, rows = dense.reshape(-1, self.states), np.arange(self.r.size)[:, None]
+        np.add.at(flat, (rows, successor.reshape(-1, successor.shape[-1])), probability.reshape(rows.size, -1))
+        return dense
+
+    @property
+    def reset_noise(self) -> int:
+        return 1
+
+    @property
+    def step_noise(self) -> int:
+        return int(self.successor.shape[-1] > 1)
+
+    def reset(self, u: Noise) -> Int[Array, ""]:
+        return inverse_cdf(jnp.asarray(self.mu), u[0])
+
+    def observe(self, state: Int[Array, ""]) -> Int[Array, ""]:
+        return state
+
+    def step(self, state: Int[Array, ""], action: Int[Array, ""], u: Noise):
+        k = inverse_cdf(jnp.asarray(self.probability)[state, action], u[0]) if self.step_noise else 0
+        return jnp.asarray(self.successor)[state, action, k], jnp.asarray(self.r)[state, action], False
+
+    def backup(self, v: Float[Array, " S"]) -> Float[Array, "S A"]:
+        """E[v(s') | s, a] for every pair: one application of the transition kernel."""
+        return jnp.sum(jnp.asarray(self.probability) * v[self.successor], axis=-1)
+
+
+def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noqa: N803
+    """Raise a `UserError` that names the first thing wrong with an MDP's arrays."""
+    who = "" if agent is None else f"agent {agent}: "
+    if P.ndim != 3 or P.shape[0] != P.shape[2]:
+        raise UserError(f"{who}P must have shape [S, A, S]; it has shape {list(P.shape)}")
+    S, A = P.shape[:2]
+    for name, x, shape in (("r", r, (S, A)), ("mu", mu, (S,))):
+        if x.shape != shape:
+            raise UserError(f"{who}{name} must have shape {list(shape)} to fit P; it has shape {list(x.shape)}")
+    for name, x in (("P", P), ("r", r), ("mu", mu)):
+        if not np.isfinite(x).all():
+            raise UserError(f"{who}{name}{_first(~np.isfinite(x))} is {x[~np.isfinite(x)][0]}; it must be finite")
+    for name, x in (("P", P), ("mu", mu)):
+        if (x < 0).any():
+            raise UserError(f"{who}{name}{_first(x < 0)} is {x[x < 0][0]:g}; probabilities must not be negative")
+    off = np.abs(P.sum(-1) - 1) > TOLERANCE
+    if off.any():
+        s, a = np.argwhere(off)[0]
+        raise UserError(f"{who}the row of P at state {s}, action {a} sums to {P[s, a].sum():.9g} instead of 1")
+    if abs(mu.sum() - 1) > TOLERANCE:
+        raise UserError(f"{who}mu sums to {mu.sum():.9g} instead of 1")
+    if horizon != int(horizon) or horizon < 0:
+        raise UserError(f"{who}horizon must be a whole number >= 0; it is {horizon}")
+    if not 0 <= discount < 1:
+        raise UserError(f"{who}discount must lie in [0, 1); it is {discount}")
+
+
+def _first(where: np.ndarray) -> str:
+    return "[" + ", ".join(str(i) for i in np.argwhere(where)[0]) + "]"
+
+
+def _successor_lists(P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
+    width = int((P > 0).sum(-1).max())
+    # A stable sort on "impossible" moves the possible successors to the front in their own order.
+    order = np.argsort(P <= 0, axis=-1, kind="stable")[..., :width]
+    return order.astype(np.int32), np.take_along_axis(P, order, axis=-1)
+
+
+def widen(mdp: TabularMDP, width: int) -> TabularMDP:
+    """Pad the successor lists with impossible successors, so that MDPs of unlike sparsity stack."""
+    pad = [(0, 0), (0, 0), (0, width - mdp.successor.shape[-1])]
+    return eqx.tree_at(
+        lambda m: (m.successor, m.probability),
+        mdp,
+        (np.pad(mdp.successor, pad), np.pad(mdp.probability, pad)),
+    )
+
+
+def unstack(mdps: TabularMDP) -> list[TabularMDP]:
+    """The MDPs of a stacked fleet, one by one."""
+    return [jax.tree.map(lambda x, i=i: x[i], mdps) for i in range(len(mdps.mu))]

@@ -1,0 +1,86 @@
+"""What an algorithm sees of an agent: a stochastic gradient, a curvature product and a value."""
+
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from perfedrl.compilation import jit
+from perfedrl.estimators.curvature import CURVATURES
+from perfedrl.estimators.gradient import policy_gradient
+from perfedrl.estimators.returns import reward_to_go
+from perfedrl.rollout import RolloutSampler, Sampler
+from perfedrl.types import Params, Trajectory
+
+
+class Objective(Protocol):
+    """One agent's objective J_i, to be maximized. Every call draws m fresh samples with its own key.
+
+    An MDP and a policy make one, a data set and a loss another; algorithms that need no more take either.
+    """
+
+    @property
+    def traceable(self) -> bool:
+        """Whether JAX can trace through the calls; if not, algorithms loop in Python."""
+        ...
+
+    def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
+        """An unbiased estimate of grad J_i(theta)."""
+        ...
+
+    def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
+        """An estimate of grad^2 J_i(theta) v."""
+        ...
+
+    def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
+        """An unbiased estimate of J_i(theta)."""
+        ...
+
+
+class PolicyObjective(eqx.Module):
+    """The expected return of a policy on one agent's MDP, estimated from the trajectories of a sampler."""
+
+    sampler: Sampler
+    policy: Any
+    discount: float = eqx.field(static=True)
+    curvature_form: str = eqx.field(static=True, default="score")
+
+    @property
+    def traceable(self) -> bool:
+        return self.sampler.traceable
+
+    def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
+        return _gradient(self.policy, self.discount, params, self.sampler.sample(params, key, m))
+
+    def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
+        batch = self.sampler.sample(params, key, m)
+        return _curvature(self.policy, self.discount, self.curvature_form, params, batch, v)
+
+    def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
+        return jnp.mean(reward_to_go(self.sampler.sample(params, key, m), self.discount)[:, 0])
+
+
+class Sampled(eqx.Module):
+    """Makes the objective of an agent that lives in a JAX environment: a policy, and the forms of its estimators."""
+
+    policy: Any
+    curvature: str = eqx.field(static=True, default="score")
+
+    def __call__(self, task: Any) -> PolicyObjective:
+        return PolicyObjective(RolloutSampler(task, self.policy), self.policy, task.discount, self.curvature)
+
+
+# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
+
+
+def _pg(policy: Any, discount: float, params: Params, batch: Trajectory) -> Params:
+    return policy_gradient(policy.log_prob, params, batch, reward_to_go(batch, discount))
+
+
+def _hvp(policy: Any, discount: float, form: str, params: Params, batch: Trajectory, v: Params) -> Params:
+    return CURVATURES[form](policy.log_prob, params, batch, reward_to_go(batch, discount), v)
+
+
+_gradient = jit(_pg, static_argnums=1)
+_curvature = jit(_hvp, static_argnums=(1, 2))

@@ -1,0 +1,227 @@
+"""Exact evaluation of tabular agents by differentiating the finite-horizon recursion: no sampling noise.
+
+The functions named after quantities (`expected_return`, `gradient`, ...) take and give NumPy arrays and compute in
+float64 whatever the session's precision. Below them are the traceable forms, for use inside other JAX code.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet, TabularMDP, stack
+from perfedrl.errors import UserError
+from perfedrl.policies import TablePolicy, TableSoftmax
+from perfedrl.types import Params
+
+Mdps = Sequence[TabularMDP] | TabularMDP | Fleet
+
+
+# --- traceable forms, for one agent ---------------------------------------------------------------------------------
+
+
+def J(policy: TablePolicy, mdp: TabularMDP, theta: Params) -> Float[Array, ""]:  # noqa: N802
+    """J_i(theta), the expected return, by backward recursion over H + 1 decisions."""
+    pi = policy.probabilities(theta)
+
+    def back(v, _):
+        q = mdp.r + mdp.discount * mdp.backup(v)
+        return jnp.sum(pi * q, axis=-1), None
+
+    v, _ = jax.lax.scan(back, jnp.zeros(mdp.states, pi.dtype), length=mdp.horizon + 1)
+    return jnp.sum(mdp.mu * v)
+
+
+def adapted(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Float[Array, ""] | float) -> Params:
+    """theta_i^+ = theta + alpha grad J_i(theta), the agent's personalized parameters."""
+    g = jax.grad(partial(J, policy, mdp))(theta)
+    return jax.tree.map(lambda x, dx: x + alpha * dx, theta, g)
+
+
+def F(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha) -> Float[Array, ""]:  # noqa: N802
+    """F_i(theta) = J_i(theta_i^+), eq. (5): the return after one adaptation step."""
+    return J(policy, mdp, adapted(policy, mdp, theta, alpha))
+
+
+class ExactObjective(eqx.Module):
+    """One agent without sampling noise, the m -> infinity limit: what an algorithm sees instead of a sampler.
+
+    Keys and batch sizes are ignored; any algorithm that asks for gradients and curvature products runs on it as is.
+    """
+
+    task: TabularMDP
+    policy: Any
+
+    traceable = True
+
+    def gradient(self, params: Params, key=None, m: int = 0) -> Params:
+        """Grad J_i(theta)."""
+        return jax.grad(partial(J, self.policy, self.task))(params)
+
+    def curvature(self, params: Params, v: Params, key=None, m: int = 0) -> Params:
+        """grad^2 J_i(theta) v."""
+        return jax.jvp(self.gradient, (params,), (v,))[1]
+
+    def value(self, params: Params, key=None, m: int = 0) -> Float[Array, ""]:
+        """J_i(theta)."""
+        return J(self.policy, self.task, params)
+
+
+class Exact(eqx.Module):
+    """Makes the exact objective of a tabular agent."""
+
+    policy: Any
+
+    def __call__(self, task: TabularMDP) -> ExactObjective:
+        return ExactObjective(task, self.policy)
+
+
+# --- float64 front ------------------------------------------------------------------------------------------------
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def float64(f: Callable[P, T]) -> Callable[P, T]:
+    """Run a function in double precision; floating-point arrays go in and come out as NumPy float64."""
+
+    @wraps(f)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(True):
+            args, kwargs = jax.tree.map(_double, (args, kwargs))
+            return jax.tree.map(np.asarray, f(*args, **kwargs))
+
+    return wrapped
+
+
+@float64
+def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[np.ndarray, ""]:
+    """J(theta) of one agent."""
+    return _J(policy or softmax_of(mdp), mdp, theta)
+
+
+@float64
+def gradient(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Params:
+    """Grad J(theta), eq. (2), in the shape of theta."""
+    return _grad_J(policy or softmax_of(mdp), mdp, theta)
+
+
+@float64
+def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[np.ndarray, "..."]:
+    """grad^2 J(theta), eq. (3); for theta[S,A] an array [S,A,S,A]."""
+    return _hess_J(policy or softmax_of(mdp), mdp, theta)
+
+
+@float64
+def meta_objective(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+    """F(theta), eq. (5): the mean over agents of the return after one adaptation step."""
+    mdps = stacked(mdps)
+    return _F(policy or softmax_of(mdps), mdps, theta, alpha)
+
+
+@float64
+def meta_gradient(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> Params:
+    """Grad F(theta), eq. (6), in the shape of theta."""
+    mdps = stacked(mdps)
+    return _grad_F(policy or softmax_of(mdps), mdps, theta, alpha)
+
+
+@float64
+def meta_hessian(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+    """grad^2 F(theta); for theta[S,A] an array [S,A,S,A]."""
+    mdps = stacked(mdps)
+    return _hess_F(policy or softmax_of(mdps), mdps, theta, alpha)
+
+
+@float64
+def first_order_direction(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> Params:
+    """D(theta), the mean of grad J_i(theta_i^+): where the exact first-order dynamics goes (Prop. 2)."""
+    mdps = stacked(mdps)
+    return _D(policy or softmax_of(mdps), mdps, theta, alpha)
+
+
+@float64
+def returns(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+    """[J_i(theta), F_i(theta)] of every agent: an array [2, n], before and after adaptation."""
+    mdps = stacked(mdps)
+    return _returns(policy or softmax_of(mdps), mdps, theta, alpha)
+
+
+@float64
+def returns_of_many(mdps: TabularMDP, thetas: Params, alphas: Float[np.ndarray, " L"], policy: TablePolicy):
+    """`returns` for L parameters at once, leading axis L: an array [L, 2, n]."""
+    return _many_returns(policy, mdps, thetas, alphas)
+
+
+@float64
+def optimal_return(mdp: TabularMDP) -> Float[np.ndarray, ""]:
+    """The largest return that any policy, also a time-dependent one, reaches on one agent's MDP."""
+    return _optimum(mdp)[0]
+
+
+def best_response(mdp: TabularMDP) -> np.ndarray:
+    """An optimal action for every step and state, [H + 1, S]: what the agent would do had it learned all there is."""
+    return float64(_optimum)(mdp)[1]
+
+
+def stacked(mdps: Mdps) -> TabularMDP:
+    """The stacked form of a list of MDPs, of a fleet's training part, or of what is stacked already."""
+    tasks = mdps.train if isinstance(mdps, Fleet) else mdps
+    tasks = tasks if isinstance(tasks, TabularMDP) else stack(list(tasks))
+    if not isinstance(tasks, TabularMDP):
+        raise UserError("exact evaluation needs agents with finitely many states (a fleet of TabularMDP)")
+    return tasks if tasks.mu.ndim == 2 else stack([tasks])
+
+
+def softmax_of(mdp: TabularMDP) -> TableSoftmax:
+    """The table softmax that fits an MDP."""
+    return TableSoftmax(mdp.states, mdp.actions)
+
+
+def _double(x: Any) -> Any:
+    inexact = isinstance(x, float | np.ndarray | jax.Array) and np.issubdtype(np.asarray(x).dtype, np.floating)
+    return np.asarray(x, np.float64) if inexact else x
+
+
+def _mean(f):
+    """Average a per-agent function over a stacked fleet."""
+    return lambda policy, mdps, *args: jax.tree.map(
+        lambda x: jnp.mean(x, axis=0), jax.vmap(lambda mdp: f(policy, mdp, *args))(mdps)
+    )
+
+
+def _adapted_gradient(policy, mdp, theta, alpha):
+    return jax.grad(partial(J, policy, mdp))(adapted(policy, mdp, theta, alpha))
+
+
+def _before_and_after(policy, mdps, theta, alpha):
+    both = lambda mdp: jnp.stack([J(policy, mdp, theta), F(policy, mdp, theta, alpha)])  # noqa: E731
+    return jax.vmap(both, out_axes=1)(mdps)
+
+
+def _optimal(mdp: TabularMDP):
+    def back(v, _):
+        q = mdp.r + mdp.discount * mdp.backup(v)
+        return jnp.max(q, axis=-1), jnp.argmax(q, axis=-1)
+
+    v, actions = jax.lax.scan(back, jnp.zeros(mdp.states), length=mdp.horizon + 1, reverse=True)
+    return jnp.sum(mdp.mu * v), actions
+
+
+_J = jit(J)
+_grad_J = jit(jax.grad(J, argnums=2))
+_hess_J = jit(jax.hessian(J, argnums=2))
+_F = jit(_mean(F))
+_grad_F = jit(jax.grad(_mean(F), argnums=2))
+_hess_F = jit(jax.hessian(_mean(F), argnums=2))
+_D = jit(_mean(_adapted_gradient))
+_returns = jit(_before_and_after)
+_many_returns = jit(jax.vmap(_before_and_after, in_axes=(None, None, 0, 0)))
+_optimum = jit(_optimal)

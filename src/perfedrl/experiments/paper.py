@@ -1,0 +1,153 @@
+"""The paper's experiments: which configs stand behind a figure, and what the paper claims of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.stats import Interval, at_cost, mean_interval
+from perfedrl.experiments.store import Run
+from perfedrl.history import History
+
+TOLERANCE = 0.03
+"""Tabular means are met within this distance."""
+
+QUICK_SEEDS, SEEDS = 4, 10
+ALPHAS = (0.0, 0.25, 0.5, 1.0, 2.0, 3.0)
+UNDER_WAY = 0.1
+"""The learning curves are compared once this share of the rounds is done."""
+
+VARIANTS: Mapping[str, dict] = MappingProxyType(
+    {
+        "exact": {"name": "per-fedavg-pg", "variant": "exact", "m_in": 10, "m_h": 10, "m_out": 10},
+        "first-order": {"name": "per-fedavg-pg", "variant": "first-order", "m_in": 10, "m_h": 10, "m_out": 10},
+        "fedavg-pg": {"name": "fedavg-pg", "m": 30},
+    }
+)
+
+Runs = Mapping[tuple[str, float], Run]
+"""The runs of an experiment by (variant, alpha)."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A number of the paper beside ours, with the interval of ours over seeds."""
+
+    experiment: str
+    claim: str
+    paper: float
+    measured: float
+    low: float
+    high: float
+    met: bool
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure of the paper."""
+
+    name: str
+    title: str
+    alphas: tuple[float, ...]
+    claims: Callable[[Runs], list[Claim]]
+
+    def configs(self, seeds: int) -> dict[tuple[str, float], Config]:
+        """The configs behind the figure, by (variant, alpha)."""
+        return {(variant, alpha): tabular(variant, alpha, seeds) for variant in VARIANTS for alpha in self.alphas}
+
+
+def tabular(variant: str, alpha: float, seeds: int) -> Config:
+    """A run on the paper's gridworld: K = 80, tau = 5, beta = 0.3, thirty trajectories per local step at most."""
+    return make_config(
+        {
+            "name": f"grid-{variant}-alpha{alpha:g}",
+            "seeds": seeds,
+            "rounds": 80,
+            "evaluate_every": 2,
+            "fleet": {"env": "gridworld"},
+            "policy": {"name": "table"},
+            "algorithm": {**VARIANTS[variant], "alpha": alpha, "beta": 0.3, "local_steps": 5},
+        }
+    )
+
+
+def final(values: np.ndarray) -> np.ndarray:
+    """The mean over agents at the last evaluation, one value per seed."""
+    return values[:, -1].mean(axis=-1)
+
+
+def personalization(runs: Runs) -> list[Claim]:
+    """E1, Section 6 "Personalization within federation"."""
+    history = {variant: runs[variant, 2.0].history for variant in VARIANTS}
+    exact = history["exact"]
+
+    def at_8000(h: History) -> np.ndarray:
+        return at_cost(h.after.mean(axis=-1), h.trajectories, 8000)
+
+    return [
+        near("e1", "F after adaptation, exact", 0.79, final(exact.after)),
+        near("e1", "F after adaptation, first-order", 0.73, final(history["first-order"].after)),
+        near("e1", "F after adaptation, FedAvg-PG", 0.68, final(history["fedavg-pg"].after)),
+        near("e1", "return of the uniform policy", 0.243870, exact.before[:, 0].mean(axis=-1), tolerance=5e-7),
+        near("e1", "f before adaptation, exact", 0.51, final(exact.before)),
+        near("e1", "F at 8000 trajectories per agent, first-order", 0.73, at_8000(history["first-order"])),
+        near("e1", "F at 8000 trajectories per agent, exact", 0.71, at_8000(exact)),
+    ]
+
+
+def step_size(runs: Runs) -> list[Claim]:
+    """E3, Section 6 "The adaptation step size alpha"."""
+    ends = {0.0: (0.49, 0.49, 0.48), 3.0: (0.92, 0.87, 0.78)}
+    claims = [
+        near("e3", f"F at alpha = {alpha:g}, {variant}", value, final(runs[variant, alpha].history.after))
+        for alpha, values in ends.items()
+        for variant, value in zip(VARIANTS, values, strict=True)
+    ]
+    mean = {key: final(run.history.after).mean() for key, run in runs.items()}
+    spread = np.asarray([mean["exact", alpha] - mean["fedavg-pg", alpha] for alpha in ALPHAS])
+    ordered = [mean["exact", a] >= mean["first-order", a] >= mean["fedavg-pg", a] for a in ALPHAS[1:]]
+    return [
+        *claims,
+        share("e3", "steps of alpha at which exact draws further ahead of FedAvg-PG", np.diff(spread) > 0),
+        share("e3", "values of alpha > 0 at which exact >= first-order >= FedAvg-PG", np.asarray(ordered)),
+    ]
+
+
+def learning_curves(runs: Runs) -> list[Claim]:
+    """E6, Appendix C "Tabular results in full"."""
+    rounds = runs["exact", 2.0].history.rounds
+    under_way = rounds >= UNDER_WAY * rounds[-1]
+    curve = {variant: runs[variant, 2.0].history.after.mean(axis=(0, 2))[under_way] for variant in VARIANTS}
+    return [
+        share("e6", f"rounds from {rounds[under_way][0]} on at which {above} >= {below}", curve[above] >= curve[below])
+        for above, below in (("exact", "first-order"), ("first-order", "fedavg-pg"))
+    ]
+
+
+def near(experiment: str, claim: str, paper: float, values: np.ndarray, tolerance: float = TOLERANCE) -> Claim:
+    """A claim that is met when the mean over seeds lies within the tolerance of the paper's number."""
+    measured: Interval = mean_interval(values)
+    return Claim(experiment, claim, paper, *measured, met=bool(abs(measured.mean - paper) <= tolerance))
+
+
+def share(experiment: str, claim: str, holds: np.ndarray) -> Claim:
+    """A claim about an order that the paper says holds everywhere: the share of places where it does."""
+    measured = float(np.mean(holds))
+    return Claim(experiment, claim, 1.0, measured, measured, measured, met=measured == 1.0)
+
+
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
+    {
+        "e1": Experiment("e1", "Personalization within federation (tabular)", (2.0,), personalization),
+        "e3": Experiment("e3", "The adaptation step size alpha (tabular)", ALPHAS, step_size),
+        "e6": Experiment("e6", "Learning curves (tabular)", (2.0,), learning_curves),
+    }
+)
+
+
+def all_configs(experiments: Sequence[Experiment], seeds: int) -> list[Config]:
+    """Every config that some experiments need, once each."""
+    unique = {config.folder: config for e in experiments for config in e.configs(seeds).values()}
+    return list(unique.values())

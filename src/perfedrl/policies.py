@@ -1,0 +1,140 @@
+"""Policy classes: stochastic, differentiable, parameters a pytree."""
+
+from typing import Any, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from perfedrl.envs import Fleet, TabularMDP
+from perfedrl.envs.tabular import inverse_cdf
+from perfedrl.errors import UserError
+from perfedrl.registry import registry
+from perfedrl.types import Noise, Params
+
+
+class Policy(Protocol):
+    """pi(a | s; theta). Written for one decision; callers `vmap`."""
+
+    @property
+    def noise(self) -> int:
+        """Uniforms that one decision needs."""
+        ...
+
+    def init(self, key: PRNGKeyArray) -> Params: ...
+
+    def sample(self, params: Params, obs: PyTree[Array], u: Noise) -> PyTree[Array]: ...
+
+    def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]: ...
+
+
+class TablePolicy(Protocol):
+    """A policy over finitely many states and actions, which exact evaluation can tabulate."""
+
+    def probabilities(self, params: Params) -> Float[Array, "S A"]: ...
+
+
+class TableSoftmax(eqx.Module):
+    """pi(a|s) proportional to exp theta[s, a]: the one-hot case of Example 1, the paper's tabular policy."""
+
+    states: int = eqx.field(static=True)
+    actions: int = eqx.field(static=True)
+
+    noise = 1
+    G, M, Lambda = 2.0, 4.0, 8.0
+    """The constants of Assumption 2, from Example 1 with B = 1."""
+
+    def init(self, key: PRNGKeyArray | None = None) -> Float[Array, "S A"]:
+        """The uniform policy, whatever the key."""
+        return jnp.zeros((self.states, self.actions))
+
+    # Both functions below work on the whole table and then pick one entry: under vmap over decisions the table is
+    # computed once, so that a decision costs one look-up.
+    def sample(self, params: Float[Array, "S A"], obs: Int[Array, ""], u: Noise) -> Int[Array, ""]:
+        return inverse_cdf(self.probabilities(params)[obs], u[0])
+
+    def log_prob(self, params: Float[Array, "S A"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
+        return jax.nn.log_softmax(params)[obs, action]
+
+    def probabilities(self, params: Float[Array, "S A"]) -> Float[Array, "S A"]:
+        return jax.nn.softmax(params)
+
+
+class LogLinearSoftmax(eqx.Module):
+    """pi(a|s) proportional to exp theta . phi(s, a), Example 1, with features phi[S, A, d]."""
+
+    features: Float[np.ndarray | Array, "S A d"]
+
+    noise = 1
+
+    @property
+    def B(self) -> float:  # noqa: N802
+        """The largest norm of a feature vector."""
+        return float(np.linalg.norm(self.features, axis=-1).max())
+
+    @property
+    def G(self) -> float:  # noqa: N802
+        """Assumption 2(a): a bound on the score's norm."""
+        return 2 * self.B
+
+    @property
+    def M(self) -> float:  # noqa: N802
+        """Assumption 2(b): a bound on the norm of the Hessian of log pi."""
+        return 4 * self.B**2
+
+    @property
+    def Lambda(self) -> float:  # noqa: N802
+        """Assumption 2(c): a Lipschitz constant of the Hessian of log pi."""
+        return 8 * self.B**3
+
+    def init(self, key: PRNGKeyArray | None = None) -> Float[Array, " d"]:
+        """The uniform policy, whatever the key."""
+        return jnp.zeros(self.features.shape[-1])
+
+    def sample(self, params: Float[Array, " d"], obs: Int[Array, ""], u: Noise) -> Int[Array, ""]:
+        return inverse_cdf(self.probabilities(params)[obs], u[0])
+
+    def log_prob(self, params: Float[Array, " d"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
+        return jax.nn.log_softmax(self._logits(params))[obs, action]
+
+    def probabilities(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
+        return jax.nn.softmax(self._logits(params))
+
+    def _logits(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
+        # A product and a sum, not a dot: its result does not depend on how many agents and seeds run side by side.
+        return jnp.sum(jnp.asarray(self.features, params.dtype) * params, axis=-1)
+
+
+def table(fleet: Fleet) -> TableSoftmax:
+    """A softmax with one parameter per state and action."""
+    mdps = _tabular(fleet, "table")
+    return TableSoftmax(mdps.states, mdps.actions)
+
+
+def log_linear(fleet: Fleet, features: list[list[list[float]]] | None = None) -> LogLinearSoftmax:
+    """A softmax over theta . phi(s, a); `features` is phi[S][A][d], one-hot when left out."""
+    mdps = _tabular(fleet, "log-linear")
+    S, A = mdps.states, mdps.actions
+    try:
+        phi = np.eye(S * A).reshape(S, A, S * A) if features is None else np.asarray(features, dtype=np.float64)
+    except ValueError as error:
+        raise UserError("features must be a full array phi[S][A][d]; the given one is ragged") from error
+    if phi.ndim != 3 or phi.shape[:2] != (S, A):
+        raise UserError(f"features must have shape [{S}, {A}, d] to fit the fleet; they have shape {list(phi.shape)}")
+    return LogLinearSoftmax(phi)
+
+
+def _tabular(fleet: Fleet, name: str) -> TabularMDP:
+    if not isinstance(fleet.train, TabularMDP):
+        raise UserError(f"the policy {name!r} needs agents with finitely many states (a fleet of TabularMDP)")
+    return fleet.train
+
+
+POLICIES = registry("policy", table=table, log_linear=log_linear)
+
+
+def parameter_count(params: Any) -> int:
+    """d, the number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))

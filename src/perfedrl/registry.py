@@ -1,0 +1,86 @@
+"""Named parts: a table from a name in a config to the factory that builds it, with its parameters checked."""
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from perfedrl.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Registry(Mapping[str, Callable[..., Any]]):
+    """Factories of one kind by name. `module:attribute` names a user's own factory, so nothing needs registering."""
+
+    kind: str
+    entries: types.MappingProxyType[str, Callable[..., Any]]
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        if name in self.entries:
+            return self.entries[name]
+        if ":" in name:
+            return _import(name, self.kind)
+        raise UserError(f"unknown {self.kind} {name!r}{nearest(name, self.entries)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def resolve(self, name: str, params: Mapping[str, Any], supplied: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Check the parameters of an entry against its signature and fill in its defaults.
+
+        `supplied` names the arguments that the caller passes itself when it builds the part (a policy's fleet, say).
+        """
+        accepted = {key: p for key, p in self.parameters(name).items() if key not in supplied}
+        for key in params:
+            if key not in accepted:
+                raise UserError(f"{self.kind} {name!r} has no parameter {key!r}{nearest(key, accepted)}")
+        resolved = {}
+        for key, parameter in accepted.items():
+            if key in params:
+                resolved[key] = _checked(params[key], parameter.annotation, f"{self.kind} {name!r}: {key}")
+            elif parameter.default is inspect.Parameter.empty:
+                raise UserError(f"{self.kind} {name!r} needs the parameter {key!r}")
+            else:
+                resolved[key] = parameter.default
+        return resolved
+
+    def parameters(self, name: str) -> dict[str, inspect.Parameter]:
+        """The parameters that an entry takes, by name."""
+        return dict(inspect.signature(self[name], eval_str=True).parameters)
+
+
+def registry(kind: str, /, **entries: Callable[..., Any]) -> Registry:
+    """Make a registry; underscores in the names become hyphens (`fedavg_pg` is written `fedavg-pg` in a config)."""
+    named = {name.replace("_", "-"): factory for name, factory in entries.items()}
+    return Registry(kind, types.MappingProxyType(named))
+
+
+def _import(reference: str, kind: str) -> Callable[..., Any]:
+    module, _, attribute = reference.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"the {kind} {reference!r} cannot be imported: {error}") from error
+    if not callable(factory):
+        raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}, not something that can be called")
+    return factory
+
+
+def _checked(value: Any, annotation: Any, what: str) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return value
+    try:
+        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # pydantic cannot own the config of a model or a dataclass
+        adapter = TypeAdapter(annotation)
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{what} = {value!r}: {error.errors()[0]['msg'].lower()}") from error

@@ -1,0 +1,25 @@
+"""What one episode is, and the aliases that signatures share."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Float, PyTree, Shaped
+
+Params = PyTree[Float[Array, "..."]]
+Noise = Float[Array, " noise"]
+
+
+class Trajectory(NamedTuple):
+    """One episode, or a batch of them (leading axis m): T = H + 1 decisions, xi of eq. (1).
+
+    `mask` is 1 while the episode lasts and 0 after it ended early; rewards are 0 there. It never leaves its agent.
+    """
+
+    obs: PyTree[Shaped[Array, "..."]]
+    action: PyTree[Shaped[Array, "..."]]
+    reward: Float[Array, "*m T"]
+    mask: Float[Array, "*m T"]
+
+
+def batch_size(batch: Any) -> int:
+    """The number of trajectories in a batch."""
+    return int(batch.reward.shape[0])
