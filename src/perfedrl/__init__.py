@@ -16,7 +16,7 @@ from perfedrl.experiments.run import train
 from perfedrl.experiments.store import Run, load_run
 from perfedrl.history import History
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
-from perfedrl.simulate import Result, Simulation, simulate
+from perfedrl.simulation import Result, Simulation, simulate
 
 __version__ = version("perfedrl")
 

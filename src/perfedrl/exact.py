@@ -12,13 +12,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP, stack
 from perfedrl.errors import UserError
 from perfedrl.policies import TablePolicy, TableSoftmax
-from perfedrl.types import Params
+from perfedrl.types import Array, Params, Scalar
 
 Mdps = Sequence[TabularMDP] | TabularMDP | Fleet
 
@@ -38,13 +38,13 @@ def J(policy: TablePolicy, mdp: TabularMDP, theta: Params) -> Float[Array, ""]: 
     return jnp.sum(mdp.mu * v)
 
 
-def adapted(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Float[Array, ""] | float) -> Params:
+def adapted(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Params:
     """theta_i^+ = theta + alpha grad J_i(theta), the agent's personalized parameters."""
     g = jax.grad(partial(J, policy, mdp))(theta)
     return jax.tree.map(lambda x, dx: x + alpha * dx, theta, g)
 
 
-def F(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha) -> Float[Array, ""]:  # noqa: N802
+def F(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Float[Array, ""]:  # noqa: N802
     """F_i(theta) = J_i(theta_i^+), eq. (5): the return after one adaptation step."""
     return J(policy, mdp, adapted(policy, mdp, theta, alpha))
 
@@ -102,7 +102,7 @@ def float64(f: Callable[P, T]) -> Callable[P, T]:
 
 
 @float64
-def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[np.ndarray, ""]:
+def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, ""]:
     """J(theta) of one agent."""
     return _J(policy or softmax_of(mdp), mdp, theta)
 
@@ -114,54 +114,54 @@ def gradient(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) 
 
 
 @float64
-def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[np.ndarray, "..."]:
+def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, "..."]:
     """grad^2 J(theta), eq. (3); for theta[S,A] an array [S,A,S,A]."""
     return _hess_J(policy or softmax_of(mdp), mdp, theta)
 
 
 @float64
-def meta_objective(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+def meta_objective(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """F(theta), eq. (5): the mean over agents of the return after one adaptation step."""
     mdps = stacked(mdps)
     return _F(policy or softmax_of(mdps), mdps, theta, alpha)
 
 
 @float64
-def meta_gradient(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> Params:
+def meta_gradient(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
     """Grad F(theta), eq. (6), in the shape of theta."""
     mdps = stacked(mdps)
     return _grad_F(policy or softmax_of(mdps), mdps, theta, alpha)
 
 
 @float64
-def meta_hessian(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+def meta_hessian(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """grad^2 F(theta); for theta[S,A] an array [S,A,S,A]."""
     mdps = stacked(mdps)
     return _hess_F(policy or softmax_of(mdps), mdps, theta, alpha)
 
 
 @float64
-def first_order_direction(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> Params:
+def first_order_direction(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
     """D(theta), the mean of grad J_i(theta_i^+): where the exact first-order dynamics goes (Prop. 2)."""
     mdps = stacked(mdps)
     return _D(policy or softmax_of(mdps), mdps, theta, alpha)
 
 
 @float64
-def returns(mdps: Mdps, theta: Params, alpha: float, policy: TablePolicy | None = None) -> np.ndarray:
+def returns(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """[J_i(theta), F_i(theta)] of every agent: an array [2, n], before and after adaptation."""
     mdps = stacked(mdps)
     return _returns(policy or softmax_of(mdps), mdps, theta, alpha)
 
 
 @float64
-def returns_of_many(mdps: TabularMDP, thetas: Params, alphas: Float[np.ndarray, " L"], policy: TablePolicy):
+def returns_of_many(mdps: TabularMDP, thetas: Params, alphas: Float[Array, " L"], policy: TablePolicy):
     """`returns` for L parameters at once, leading axis L: an array [L, 2, n]."""
     return _many_returns(policy, mdps, thetas, alphas)
 
 
 @float64
-def optimal_return(mdp: TabularMDP) -> Float[np.ndarray, ""]:
+def optimal_return(mdp: TabularMDP) -> Float[Array, ""]:
     """The largest return that any policy, also a time-dependent one, reaches on one agent's MDP."""
     return _optimum(mdp)[0]
 
@@ -186,8 +186,8 @@ def softmax_of(mdp: TabularMDP) -> TableSoftmax:
 
 
 def _double(x: Any) -> Any:
-    inexact = isinstance(x, float | np.ndarray | jax.Array) and np.issubdtype(np.asarray(x).dtype, np.floating)
-    return np.asarray(x, np.float64) if inexact else x
+    is_float = isinstance(x, Array) and np.issubdtype(x.dtype, np.floating)
+    return np.asarray(x, np.float64) if is_float else x
 
 
 def _mean(f):

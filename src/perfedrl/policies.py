@@ -1,20 +1,21 @@
 """Policy classes: stochastic, differentiable, parameters a pytree."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Float, Int, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.registry import registry
-from perfedrl.types import Noise, Params
+from perfedrl.types import Array, Noise, Params
 
 
+@runtime_checkable
 class Policy(Protocol):
     """pi(a | s; theta). Written for one decision; callers `vmap`."""
 
@@ -30,6 +31,7 @@ class Policy(Protocol):
     def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]: ...
 
 
+@runtime_checkable
 class TablePolicy(Protocol):
     """A policy over finitely many states and actions, which exact evaluation can tabulate."""
 
@@ -65,7 +67,7 @@ class TableSoftmax(eqx.Module):
 class LogLinearSoftmax(eqx.Module):
     """pi(a|s) proportional to exp theta . phi(s, a), Example 1, with features phi[S, A, d]."""
 
-    features: Float[np.ndarray | Array, "S A d"]
+    features: Float[Array, "S A d"]
 
     noise = 1
 

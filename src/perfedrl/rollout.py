@@ -1,16 +1,17 @@
 """Episodes: (policy, parameters, task, uniforms) -> Trajectory."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.policies import Policy
-from perfedrl.types import Noise, Params, Trajectory
+from perfedrl.types import Array, Params, Trajectory
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """All that an agent offers to an algorithm: fresh experience under given parameters."""
 
@@ -45,7 +46,7 @@ def episode(policy: Policy, params: Params, task: Any, u: Float[Array, " noise"]
     """Play one episode of H + 1 decisions as a deterministic function of its uniforms."""
     reset, steps = u[: task.reset_noise], u[task.reset_noise :].reshape(task.horizon + 1, -1)
 
-    def decide(carry, u: Noise):
+    def decide(carry: Any, u: Any) -> tuple[Any, Trajectory]:
         state, alive = carry
         obs = task.observe(state)
         action = policy.sample(params, obs, u[: policy.noise])

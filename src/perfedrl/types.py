@@ -2,9 +2,14 @@
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, PyTree, Shaped
+import jax
+import numpy as np
+from jaxtyping import Float, Integer, PyTree, Shaped
 
+Array = jax.Array | np.ndarray
 Params = PyTree[Float[Array, "..."]]
+Scalar = Float[Array, ""] | float | int
+Whole = Integer[Array, ""] | int
 Noise = Float[Array, " noise"]
 
 

@@ -1,15 +1,15 @@
 """The interface of a federated algorithm, and the loop that all of them share."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys
-from perfedrl.types import Params
+from perfedrl.types import Array, Params
 
 
 class ServerState(NamedTuple):
@@ -19,6 +19,7 @@ class ServerState(NamedTuple):
     private: PyTree = ()
 
 
+@runtime_checkable
 class Algorithm(Protocol):
     """A federated algorithm is three functions and a deployment step; the simulator vmaps `client`.
 

@@ -4,11 +4,11 @@ from typing import Any, Literal
 
 import equinox as eqx
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
 from perfedrl.estimators import Objective, StepKeys, adapt, first_order_gradient, meta_gradient
-from perfedrl.types import Params
+from perfedrl.types import Array, Params
 
 
 class PerFedAvgPG(eqx.Module):

@@ -1,14 +1,15 @@
 """What an environment is: one agent's MDP as a pytree with three methods."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Bool, Float, PyTree
 
-from perfedrl.types import Noise
+from perfedrl.types import Array, Noise
 
 State = PyTree[Any]
 
 
+@runtime_checkable
 class Task(Protocol):
     """One agent's MDP. Array leaves are what may differ between agents; static fields are what a fleet shares.
 

@@ -4,10 +4,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from perfedrl.errors import UserError
-from perfedrl.types import Noise
+from perfedrl.types import Array, Noise
 
 TOLERANCE = 1e-6
 """How far a distribution's sum may be from 1: float32 input passes, a forgotten entry does not."""
@@ -29,10 +29,10 @@ class TabularMDP(eqx.Module):
     world of S states S times smaller than P and free of random numbers. `P` rebuilds the array.
     """
 
-    successor: Int[np.ndarray | Array, "*n S A K"]
-    probability: Float[np.ndarray | Array, "*n S A K"]
-    r: Float[np.ndarray | Array, "*n S A"]
-    mu: Float[np.ndarray | Array, "*n S"]
+    successor: Int[Array, "*n S A K"]
+    probability: Float[Array, "*n S A K"]
+    r: Float[Array, "*n S A"]
+    mu: Float[Array, "*n S"]
     horizon: int = eqx.field(static=True)
     discount: float = eqx.field(static=True)
 

@@ -5,6 +5,7 @@ from perfedrl.estimators.gradient import log_probs, policy_gradient
 from perfedrl.estimators.meta import StepKeys, adapt, first_order_gradient, meta_gradient
 from perfedrl.estimators.objective import Objective, PolicyObjective, Sampled
 from perfedrl.estimators.returns import reward_to_go
+from perfedrl.types import Trajectory
 
 __all__ = [
     "CURVATURES",
@@ -12,6 +13,7 @@ __all__ = [
     "PolicyObjective",
     "Sampled",
     "StepKeys",
+    "Trajectory",
     "adapt",
     "first_order_gradient",
     "log_probs",

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from perfedrl.estimators.gradient import LogProb, log_probs
 from perfedrl.registry import registry
-from perfedrl.types import Params, Trajectory
+from perfedrl.types import Array, Params, Trajectory
 
 
 def score(log_prob: LogProb, params: Params, batch: Trajectory, weights: Float[Array, "m T"], v: Params) -> Params:
@@ -31,9 +31,7 @@ def score_matrix(
     """H-hat, the mean of the matrices u of eq. (3), formed in full: an oracle for tests and small problems."""
     flat, unravel = ravel_pytree(params)
 
-    def logp(theta: Float[Array, " d"]) -> Float[Array, "m T"]:
-        return log_probs(log_prob, unravel(theta), batch)
-
+    logp = lambda theta: log_probs(log_prob, unravel(theta), batch)  # noqa: E731
     scores, hessians = jax.jacobian(logp)(flat), jax.hessian(logp)(flat)
     g, z = jnp.einsum("mh,mhd->md", weights, scores), jnp.sum(scores, axis=1)
     u = jnp.einsum("md,me->mde", g, z) + jnp.einsum("mh,mhde->mde", weights, hessians)

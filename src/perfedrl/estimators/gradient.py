@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from perfedrl.types import Params, Trajectory
+from perfedrl.types import Array, Params, Trajectory
 
 LogProb = Callable[..., Float[Array, ""]]
 

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from perfedrl.estimators.objective import Objective
-from perfedrl.types import Params
+from perfedrl.types import Params, Scalar
 
 
 class StepKeys(NamedTuple):
@@ -20,20 +20,20 @@ class StepKeys(NamedTuple):
     outer: PRNGKeyArray
 
 
-def adapt(agent: Objective, theta: Params, alpha: Float[Array, ""], key: PRNGKeyArray, m: int) -> Params:
+def adapt(agent: Objective, theta: Params, alpha: Scalar, key: PRNGKeyArray, m: int) -> Params:
     """theta~ = theta + alpha g_in, one policy-gradient step from m trajectories (lines 13-14 of Algorithm 1)."""
     return optax.tree.add_scale(theta, alpha, agent.gradient(theta, key, m))
 
 
 def first_order_gradient(
-    agent: Objective, theta: Params, alpha: Float[Array, ""], keys: StepKeys, m_in: int, m_out: int
+    agent: Objective, theta: Params, alpha: Scalar, keys: StepKeys, m_in: int, m_out: int
 ) -> Params:
     """The Hessian-free estimate of grad F_i: g_out under the adapted policy, Section 5."""
     return agent.gradient(adapt(agent, theta, alpha, keys.inner, m_in), keys.outer, m_out)
 
 
 def meta_gradient(
-    agent: Objective, theta: Params, alpha: Float[Array, ""], keys: StepKeys, m_in: int, m_h: int, m_out: int
+    agent: Objective, theta: Params, alpha: Scalar, keys: StepKeys, m_in: int, m_h: int, m_out: int
 ) -> Params:
     """Estimate grad F_i by (I + alpha H-hat) g_out from three independent batches, eq. (7), METAGRAD of Algorithm 1."""
     g_out = first_order_gradient(agent, theta, alpha, keys, m_in, m_out)

@@ -1,19 +1,20 @@
 """What an algorithm sees of an agent: a stochastic gradient, a curvature product and a value."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.compilation import jit
 from perfedrl.estimators.curvature import CURVATURES
 from perfedrl.estimators.gradient import policy_gradient
 from perfedrl.estimators.returns import reward_to_go
 from perfedrl.rollout import RolloutSampler, Sampler
-from perfedrl.types import Params, Trajectory
+from perfedrl.types import Array, Params, Trajectory
 
 
+@runtime_checkable
 class Objective(Protocol):
     """One agent's objective J_i, to be maximized. Every call draws m fresh samples with its own key.
 

@@ -21,7 +21,7 @@ from perfedrl.experiments.store import (
     save_run,
 )
 from perfedrl.history import History
-from perfedrl.simulate import Simulation, Standing
+from perfedrl.simulation import Simulation, Standing
 
 CHECKPOINT_SECONDS = 2.0
 """The least time between two checkpoints; an interrupt writes one in any case."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+from jaxtyping import Key, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.compilation import jit
@@ -23,7 +23,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled
 from perfedrl.exact import Exact, returns_of_many
 from perfedrl.history import History
-from perfedrl.types import Params
+from perfedrl.types import Array, Params, Whole
 
 
 class FleetState(NamedTuple):
@@ -33,7 +33,7 @@ class FleetState(NamedTuple):
     clients: PyTree
 
 
-def agent_key(seed: Int[Array, ""] | int, agent: Int[Array, ""] | int) -> PRNGKeyArray:
+def agent_key(seed: Whole, agent: Whole) -> PRNGKeyArray:
     """An agent's own key for a whole run; the same in every engine, whatever runs beside it.
 
     In each round the agent works with `fold_in(key, round)`, so it can derive its randomness without the server.
@@ -46,8 +46,8 @@ def fleet_round(
     agent: Callable[[Any], Objective],
     tasks: Any,
     state: FleetState,
-    keys: PRNGKeyArray,
-    round_: Int[Array, ""] | int,
+    keys: Key[Array, " n"],
+    round_: Whole,
     chunk: int | None = None,
 ) -> FleetState:
     """One communication round of one lane: every client, at most `chunk` at a time, then the server."""

@@ -1,0 +1,114 @@
+"""`make bench`: the simulator against plain NumPy, in one process and one run, and how time and memory grow.
+
+Every time is the median of a few repetitions; machines are noisy, so trust the ratios of one run more than its seconds.
+"""
+
+import argparse
+import resource
+import statistics
+import time
+
+import jax
+import numpy as np
+from numpy_peer import mdp, train
+from rich.console import Console
+from rich.table import Table
+
+import perfedrl as pf
+from perfedrl import compilation
+from perfedrl.envs import unstack
+from perfedrl.experiments.paper import VARIANTS, tabular
+from perfedrl.simulation import Simulation
+
+console = Console()
+ROUNDS, SEEDS, STEPS_PER_EPISODE = 80, 10, 16
+
+
+def clock(f) -> float:
+    began = time.perf_counter()
+    f()
+    return time.perf_counter() - began
+
+
+def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
+    parts = tabular(variant, 2.0, seeds).build()
+    return Simulation(fleet or parts.fleet, parts.policy, [parts.algorithm] * seeds, list(range(seeds)))
+
+
+def numpy_seconds(variant: str, seeds: int) -> float:
+    """Seconds for ten seeds: the median seed, times ten, so that one disturbed seed does not decide."""
+    agents = [mdp(m.P, m.r, m.mu, m.horizon, m.discount) for m in unstack(pf.gridworld().train)]
+    times = []
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        draw = lambda *at, rng=rng: rng.random((at[-1], STEPS_PER_EPISODE, 3))  # noqa: E731
+        run = lambda draw=draw: train(  # noqa: E731
+            agents, variant, draw, alpha=2.0, beta=0.3, rounds=ROUNDS, local_steps=5, m=10
+        )
+        times.append(clock(run))
+    return SEEDS * statistics.median(times)
+
+
+def against_numpy(peer_seeds: int) -> None:
+    """All of E1: three variants, ten seeds, training only."""
+    table = Table("variant", "NumPy", "cold", "warm", "cold ratio", "warm ratio", "environment steps/s", title="E1")
+    total = np.zeros(3)
+    for variant in VARIANTS:
+        peer = numpy_seconds(variant, peer_seeds)
+        sim = simulation(variant, SEEDS)
+        start = sim.start()
+        cold = clock(lambda sim=sim, start=start: sim.advance(start, 0, ROUNDS))
+        warm = statistics.median(clock(lambda: sim.advance(start, 0, ROUNDS)) for _ in range(5))  # noqa: B023
+        trajectories = SEEDS * 8 * ROUNDS * sim.algorithms[0].trajectories_per_round
+        row = np.asarray([peer, cold, warm])
+        total += row
+        table.add_row(variant, *timings(row), f"{trajectories * STEPS_PER_EPISODE / warm:.2e}")
+    table.add_row("all", *timings(total), "")
+    console.print(table)
+
+
+def timings(row: np.ndarray) -> list[str]:
+    peer, cold, warm = row
+    return [f"{peer:.1f} s", f"{cold:.2f} s", f"{warm:.3f} s", f"{peer / cold:.1f}", f"{peer / warm:.1f}"]
+
+
+def growth(sizes: list[int], rounds: int = 5) -> None:
+    """Time per agent and round as the fleet grows, one seed, exact variant."""
+    table = Table("agents", "seconds per round", "microseconds per agent and round", title="growth with the fleet")
+    for n in sizes:
+        sim = simulation("exact", 1, many(n))
+        start = sim.start()
+        sim.advance(start, 0, 1)
+        seconds = statistics.median(clock(lambda: sim.advance(start, 0, rounds)) / rounds for _ in range(5))  # noqa: B023
+        table.add_row(str(n), f"{seconds:.4f}", f"{seconds / n * 1e6:.1f}")
+    console.print(table)
+
+
+def many(n: int) -> pf.Fleet:
+    """N gridworld agents: the paper's eight goals over and over."""
+    eight = pf.gridworld().train
+    return pf.Fleet(jax.tree.map(lambda x: np.resize(x, (n, *x.shape[1:])), eight))
+
+
+def memory(n: int) -> None:
+    """The peak of this process while n agents train."""
+    sim = simulation("exact", 1, many(n))
+    seconds = clock(lambda: sim.advance(sim.start(), 0, 2))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    console.print(f"{n} agents, two rounds: {seconds:.1f} s, compilation included; peak memory {peak:.2f} GiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peer-seeds", type=int, default=3, help="seeds that the NumPy peer runs (10 are charged)")
+    options = parser.parse_args()
+    compilation.use_all_cores()
+    console.print(f"{len(jax.devices())} x {jax.devices()[0].device_kind}, JAX {jax.__version__}; compile cache off")
+    simulation("exact", 1).start()  # the backend's own start-up is nobody's compilation
+    against_numpy(options.peer_seeds)
+    growth([8, 64, 512, 4096])
+    memory(10_000)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Shapes are checked at run time throughout the tests, and two devices stand for the cores."""
+
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxtyping import install_import_hook
+
+with install_import_hook("perfedrl", "beartype.beartype"):
+    import perfedrl
+
+import hypothesis
+import jax
+import pytest
+
+# Examples are few and fixed: each may compile, and a test must fail for the same reason twice.
+hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)
+hypothesis.settings.load_profile("perfedrl")
+
+assert perfedrl.__version__
+
+
+@pytest.fixture
+def x64():
+    """Double precision for one test."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,219 @@
+"""Estimators: their expectation over all trajectories is the exact quantity, without a sampling tolerance."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from enumeration import batch, enumerate_trajectories, law, problems
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import perfedrl as pf
+from perfedrl import exact
+from perfedrl.estimators import (
+    CURVATURES,
+    PolicyObjective,
+    StepKeys,
+    first_order_gradient,
+    meta_gradient,
+    policy_gradient,
+    reward_to_go,
+    score,
+    score_matrix,
+)
+from perfedrl.policies import LogLinearSoftmax
+from perfedrl.types import Trajectory
+
+close = {"rtol": 0, "atol": 1e-10}
+
+
+def singles(trajectories: Trajectory) -> Trajectory:
+    """A batch of m trajectories as m batches of one."""
+    return jax.tree.map(lambda x: x[:, None], trajectories)
+
+
+@jax.jit
+def per_trajectory_gradients(policy, theta, trajectories, discount):
+    one = lambda b: policy_gradient(policy.log_prob, theta, b, reward_to_go(b, discount))  # noqa: E731
+    return jax.vmap(one)(singles(trajectories))
+
+
+@jax.jit
+def per_trajectory_matrices(policy, theta, trajectories, discount):
+    one = lambda b: score_matrix(policy.log_prob, theta, b, reward_to_go(b, discount))  # noqa: E731
+    return jax.vmap(one)(singles(trajectories))
+
+
+def per_trajectory_products(form, policy, theta, trajectories, discount, v):
+    one = lambda b: CURVATURES[form](policy.log_prob, theta, b, reward_to_go(b, discount), v)  # noqa: E731
+    return jax.vmap(one)(singles(trajectories))
+
+
+per_trajectory_products = jax.jit(per_trajectory_products, static_argnums=0)
+
+
+def test_reward_to_go_discounts_from_the_start_of_the_episode__eq_2():
+    rewards = jnp.asarray([[1.0, 2.0, 4.0]])
+    zeros = jnp.zeros((1, 3), dtype=int)
+    R = reward_to_go(Trajectory(zeros, zeros, rewards, jnp.ones((1, 3))), 0.5)
+    np.testing.assert_allclose(R, [[1 + 2 * 0.5 + 4 * 0.25, 2 * 0.5 + 4 * 0.25, 4 * 0.25]])
+
+
+@given(problems())
+def test_policy_gradient_is_unbiased__eq_2(problem):
+    mdp, theta, _ = problem
+    policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
+    with jax.enable_x64(True):
+        g = per_trajectory_gradients(policy, theta, batch(t), mdp.discount)
+        mean = jnp.einsum("x,x...->...", law(policy, theta, t), g)
+    np.testing.assert_allclose(mean, exact.gradient(mdp, theta), **close)
+
+
+@given(problems())
+def test_hessian_estimate_is_unbiased__eq_3(problem):
+    mdp, theta, _ = problem
+    policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
+    with jax.enable_x64(True):
+        u = per_trajectory_matrices(policy, theta, batch(t), mdp.discount)
+        mean = jnp.einsum("x,xde->de", law(policy, theta, t), u)
+    np.testing.assert_allclose(mean, exact.hessian(mdp, theta).reshape(mean.shape), **close)
+
+
+@pytest.mark.parametrize("form", CURVATURES)
+@settings(max_examples=12)
+@given(problem=problems())
+def test_curvature_product_is_unbiased__eq_3(form, problem):
+    mdp, theta, rng = problem
+    policy, t, v = exact.softmax_of(mdp), enumerate_trajectories(mdp), rng.normal(size=theta.shape)
+    with jax.enable_x64(True):
+        products = per_trajectory_products(form, policy, theta, batch(t), mdp.discount, v)
+        mean = jnp.einsum("x,x...->...", law(policy, theta, t), products)
+    np.testing.assert_allclose(mean, np.einsum("abcd,cd->ab", exact.hessian(mdp, theta), v), **close)
+
+
+@settings(max_examples=12)
+@given(problems())
+def test_matrix_free_product_equals_the_matrix_trajectory_by_trajectory(problem):
+    mdp, theta, rng = problem
+    policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
+    v = rng.normal(size=theta.shape)
+    with jax.enable_x64(True):
+        u = per_trajectory_matrices(policy, theta, batch(t), mdp.discount)
+        products = per_trajectory_products("score", policy, theta, batch(t), mdp.discount, v)
+    expected = np.einsum("xde,e->xd", u, v.ravel())
+    np.testing.assert_allclose(np.reshape(products, expected.shape), expected, **close)
+
+
+def test_scores_of_a_table_written_out_by_hand__example_1(x64):
+    policy = pf.TableSoftmax(1, 3)
+    theta = jnp.asarray([[0.3, -0.2, 1.0]])
+    pi = np.exp(theta[0]) / np.exp(theta[0]).sum()
+    one = Trajectory(jnp.zeros((1, 1), int), jnp.ones((1, 1), int), jnp.ones((1, 1)), jnp.ones((1, 1)))
+    g = policy_gradient(policy.log_prob, theta, one, jnp.asarray([[2.0]]))
+    np.testing.assert_allclose(g[0], 2 * (np.eye(3)[1] - pi), **close)
+    psi, Psi = np.eye(3)[1] - pi, -(np.diag(pi) - np.outer(pi, pi))
+    u = score_matrix(policy.log_prob, theta, one, jnp.asarray([[2.0]]))
+    np.testing.assert_allclose(u, 2 * np.outer(psi, psi) + 2 * Psi, **close)
+
+
+def test_log_linear_estimates_are_unbiased__eq_2_and_3(x64):
+    mdp = pf.envs.random_mdps(agents=1, states=3, actions=2, horizon=2).task(0)
+    rng = np.random.default_rng(0)
+    policy, theta, v = LogLinearSoftmax(rng.normal(size=(3, 2, 4))), rng.normal(size=4), rng.normal(size=4)
+    t = enumerate_trajectories(mdp)
+    q = law(policy, theta, t)
+    g = per_trajectory_gradients(policy, theta, batch(t), mdp.discount)
+    products = per_trajectory_products("score", policy, theta, batch(t), mdp.discount, v)
+    np.testing.assert_allclose(q @ g, exact.gradient(mdp, theta, policy), **close)
+    np.testing.assert_allclose(q @ products, exact.hessian(mdp, theta, policy) @ v, **close)
+
+
+def test_decisions_after_the_end_of_an_episode_do_not_count():
+    policy = pf.TableSoftmax(2, 2)
+    theta = jnp.asarray([[0.1, 0.5], [-0.3, 0.2]])
+    long = Trajectory(
+        obs=jnp.asarray([[0, 1, 1]]),
+        action=jnp.asarray([[1, 0, 1]]),
+        reward=jnp.asarray([[1.0, 2.0, 0.0]]),
+        mask=jnp.asarray([[1.0, 1.0, 0.0]]),
+    )
+    short = jax.tree.map(lambda x: x[:, :2], long)
+    for estimate in (
+        lambda b: policy_gradient(policy.log_prob, theta, b, reward_to_go(b, 0.9)),
+        lambda b: score(policy.log_prob, theta, b, reward_to_go(b, 0.9), theta),
+    ):
+        np.testing.assert_allclose(estimate(long), estimate(short), rtol=1e-6)
+
+
+def index_key(i):
+    """A key that carries an index, for the sampler below."""
+    return jax.random.wrap_key_data(jnp.stack([jnp.zeros((), jnp.uint32), jnp.asarray(i, jnp.uint32)]))
+
+
+class Listed:
+    """A sampler that returns the trajectory whose index in the enumeration its key carries."""
+
+    traceable = True
+
+    def __init__(self, trajectories: Trajectory):
+        self.trajectories = trajectories
+
+    def sample(self, params, key, m):
+        return jax.tree.map(lambda x: x[jax.random.key_data(key)[1]][None], self.trajectories)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 0), (2, 2, 0)])
+def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x64):
+    """E[(I + alpha H) g_out] = (I + alpha grad^2 J) E[grad J(theta~)]: only the inner batch causes bias (Lemma 3)."""
+    S, A, H = shape
+    mdp = pf.envs.random_mdps(agents=1, states=S, actions=A, horizon=H, seed=3).task(0)
+    policy, t, alpha = pf.TableSoftmax(S, A), enumerate_trajectories(mdp), 0.8
+    theta = jnp.asarray(np.random.default_rng(1).normal(size=(S, A)))
+    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount)
+    n = len(t.states)
+
+    @jax.jit
+    def estimates(i):
+        adapted = theta + alpha * agent.gradient(theta, index_key(i), 1)
+        keys = lambda j, k: StepKeys(*map(index_key, (i, j, k)))  # noqa: E731
+        exact_form = lambda j, k: meta_gradient(agent, theta, alpha, keys(j, k), 1, 1, 1)  # noqa: E731
+        first_order = lambda k: first_order_gradient(agent, theta, alpha, keys(0, k), 1, 1)  # noqa: E731
+        every = jnp.arange(n)
+        full = jax.vmap(lambda j: jax.vmap(lambda k: exact_form(j, k))(every))(every)
+        return adapted, law(policy, adapted, t), full, jax.vmap(first_order)(every)
+
+    q = law(policy, theta, t)
+    mean, mean_first_order, mean_outer = jnp.zeros((S, A)), jnp.zeros((S, A)), jnp.zeros((S, A))
+    for i in range(n):
+        adapted, q_adapted, full, first_order = estimates(i)
+        mean += q[i] * jnp.einsum("j,k,jkab->ab", q, q_adapted, full)
+        mean_first_order += q[i] * jnp.einsum("k,kab->ab", q_adapted, first_order)
+        mean_outer += q[i] * exact.gradient(mdp, adapted)
+    hessian = exact.hessian(mdp, theta).reshape(S * A, S * A)
+    factored = (np.eye(S * A) + alpha * hessian) @ np.ravel(mean_outer)
+    np.testing.assert_allclose(np.ravel(mean), factored, **close)
+    np.testing.assert_allclose(mean_first_order, mean_outer, **close)
+
+
+@given(st.integers(0, 2**31), st.sampled_from((1, 7)))
+def test_value_is_the_mean_return_of_the_sampled_episodes(seed, m):
+    from perfedrl.estimators import Sampled
+
+    fleet = pf.gridworld(horizon=4)
+    agent = Sampled(pf.TableSoftmax(25, 4))(fleet.task(0))
+    key, theta = jax.random.key(seed), jnp.zeros((25, 4))
+    sampled = agent.sampler.sample(theta, key, m)
+    by_hand = (np.asarray(sampled.reward) @ 0.9 ** np.arange(5)).mean()
+    assert agent.value(theta, key, m) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_no_array_grows_with_batch_times_parameters_or_parameters_squared():
+    """The product's memory: d = 400 parameters and m = 50 trajectories, nothing of size d^2 or m d is formed."""
+    m, T, d = 50, 3, 400
+    policy = pf.TableSoftmax(100, 4)
+    b = Trajectory(jnp.zeros((m, T), int), jnp.zeros((m, T), int), jnp.ones((m, T)), jnp.ones((m, T)))
+    jaxpr = jax.make_jaxpr(lambda theta, v: score(policy.log_prob, theta, b, b.reward, v))(
+        jnp.zeros((100, 4)), jnp.ones((100, 4))
+    )
+    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
+    assert max(sizes) < m * d

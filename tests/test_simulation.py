@@ -1,0 +1,105 @@
+"""The simulator: bitwise reproducible, however a run is cut, chunked or accompanied; compiled once."""
+
+import jax
+import numpy as np
+import pytest
+
+import perfedrl as pf
+from perfedrl import simulation as engine
+from perfedrl.compilation import jit
+from perfedrl.simulation import Simulation
+
+FLEETS = {"gridworld": pf.gridworld(), "random": pf.envs.random_mdps(agents=5, states=4, actions=3)}
+ALGORITHMS = {
+    "exact": pf.PerFedAvgPG(2.0, 0.3, 3, 6, 6, 6),
+    "first-order": pf.PerFedAvgPG(2.0, 0.3, 3, 6, 6, 6, variant="first-order"),
+    "fedavg-pg": pf.FedAvgPG(2.0, 0.3, 3, 18),
+}
+
+
+def policies(fleet):
+    mdps = fleet.train
+    features = np.eye(mdps.states * mdps.actions).reshape(mdps.states, mdps.actions, -1)
+    return {"table": pf.TableSoftmax(mdps.states, mdps.actions), "log-linear": pf.LogLinearSoftmax(features)}
+
+
+def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
+    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), chunk=chunk)
+    state, done = simulation.start(), 0
+    for rounds in cuts:
+        state, done = simulation.advance(state, done, rounds), done + rounds
+    return state.server.message
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("fleet", "policy"), [("gridworld", "table"), ("random", "log-linear")])
+def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
+    fleet, algorithm = FLEETS[fleet], ALGORITHMS[algorithm]
+    run = lambda seeds, **how: final(fleet, policies(fleet)[policy], algorithm, seeds, **how)  # noqa: E731
+    whole = run(range(5))
+    assert np.abs(whole).max() > 0.01
+    assert not (whole[0] == whole[1]).all()
+    same = np.testing.assert_array_equal
+    same(whole, run(range(5)), err_msg="a repetition differs")
+    same(whole, run(range(5), cuts=(1, 3, 2)), err_msg="a run in pieces differs")
+    for seeds in ([0], [1, 2], [4, 1, 3]):
+        same(whole[seeds], run(seeds), err_msg=f"seeds {seeds} differ beside other seeds")
+    for chunk in (1, 2, 4):
+        same(whole, run(range(5), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
+
+
+def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
+    assert len(jax.local_devices()) == 2, "the tests run on two devices"
+    fleet = FLEETS["gridworld"]
+    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(4))
+    monkeypatch.setattr(engine.jax, "local_devices", lambda: jax.devices()[:1])
+    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(4))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_agents_keep_their_randomness_when_the_fleet_grows():
+    one, two = (engine.agent_key(3, i) for i in (0, 1))
+    assert (jax.random.key_data(one) != jax.random.key_data(two)).any()
+    assert (jax.random.key_data(one) == jax.random.key_data(engine.agent_key(3, 0))).all()
+
+
+def test_a_sweep_over_alpha_beta_and_seeds_compiles_once(monkeypatch):
+    counted = jit(engine._lanes, static_argnames=("chunk", "devices"))
+    monkeypatch.setattr(engine, "advance_lanes", counted)
+    fleet = pf.gridworld(width=2, horizon=3)
+    policy = pf.TableSoftmax(4, 4)
+    sweep = [(0.0, 0.1), (0.5, 0.1), (2.0, 0.3), (3.0, 0.2)]
+    lanes = [pf.PerFedAvgPG(alpha, beta, 2, 2, 2, 2) for alpha, beta in sweep]
+    simulation = Simulation(fleet, policy, lanes, [0, 1, 2, 3])
+    state = simulation.advance(simulation.start(), 0, 3)
+    simulation.advance(state, 3, 5)
+    again = Simulation(fleet, policy, lanes[::-1], [7, 8, 9, 10])
+    again.advance(again.start(), 0, 1)
+    assert counted.compilations() == 1
+    alone = Simulation(fleet, policy, lanes[2:3], [2])
+    np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], state.server.message[2])
+
+
+def test_history_has_labelled_axes_and_costs():
+    fleet = pf.gridworld(width=3, horizon=4, held_out=[(1, 1), (1, 2)])
+    result = pf.simulate(fleet, pf.TableSoftmax(9, 4), pf.PerFedAvgPG(1.0, 0.3, 2, 3, 4, 5), rounds=5, seeds=3, every=2)
+    history = result.history
+    assert history.rounds.tolist() == [0, 2, 4, 5]
+    assert history.after.shape == history.before.shape == (3, 4, 8)
+    assert history.held_out_after.shape == (3, 4, 2)
+    assert history.trajectories.tolist() == [r * 2 * (3 + 4 + 5) for r in (0, 2, 4, 5)]
+    assert history.bytes.tolist() == [r * 2 * 36 * 4 for r in (0, 2, 4, 5)]
+    theta = result.params[1]
+    np.testing.assert_allclose(history.after[1, -1], pf.exact.returns(fleet, theta, 1.0)[1], rtol=0, atol=1e-12)
+    assert result.params.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({"rounds": 0}, "rounds"), ({"every": 0}, "every"), ({"chunk": 0}, "chunk"), ({"seeds": []}, "seed")],
+)
+def test_bad_settings_are_refused_before_anything_compiles(change, word):
+    fleet = pf.gridworld(width=2)
+    settings = {"rounds": 1, "seeds": 1, **change}
+    with pytest.raises(pf.UserError, match=word):
+        pf.simulate(fleet, pf.TableSoftmax(4, 4), pf.FedAvgPG(1.0, 0.1), **settings)
