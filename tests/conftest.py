@@ -7,7 +7,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxtyping import install_import_hook
 
-with install_import_hook("perfedrl", "beartype.beartype"):
+with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"):
     import perfedrl
 
 import hypothesis

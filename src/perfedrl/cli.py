@@ -62,7 +62,7 @@ def train(
     from perfedrl.experiments.run import train as train_config
 
     start(compile_cache)
-    with progress_bar() as progress:
+    with training() as progress:
         run = train_config(load_config(config), runs, restart=restart, chunk=chunk, progress=progress)
     summarize(run)
 
@@ -114,7 +114,7 @@ def reproduce(
     chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
     count = seeds or (paper.QUICK_SEEDS if quick else paper.SEEDS)
     start(compile_cache)
-    with progress_bar() as progress:
+    with training() as progress:
         train_configs(paper.all_configs(chosen, count), runs, restart=restart, progress=progress)
     claims, written = [], []
     for experiment in chosen:
@@ -200,8 +200,18 @@ def start(compile_cache: bool = True) -> None:
 
 
 @contextmanager
-def progress_bar() -> Iterator[Any]:
-    """A bar per group of runs that train together."""
+def training() -> Iterator[Any]:
+    """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
+    try:
+        with progress_bars() as update:
+            yield update
+    except Interrupted as stop:
+        err.print(f"{stop}; run the same command to go on from there", style="yellow", highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def progress_bars() -> Iterator[Any]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
     with Progress(*columns, TimeElapsedColumn(), console=err) as bars:
         tasks: dict[str, Any] = {}
@@ -250,19 +260,14 @@ def interval(x: Any) -> str:
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2."""
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except Interrupted as stop:
-        err.print(f"\n{stop}; run the same command to go on from there", style="yellow", highlight=False)
-        sys.exit(130)
+        sys.exit(app(standalone_mode=False))  # what a command leaves with typer.Exit comes back as a number
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except UserError as error:
         err.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
-        if type(error).__module__.startswith("click") and hasattr(error, "format_message"):
-            err.print(f"error: {error.format_message()}", style="red", highlight=False, soft_wrap=True)
-            sys.exit(2)
-        raise
+        if not hasattr(error, "format_message"):  # what the parser raises for a wrong option or command has it
+            raise
+        err.print(f"error: {error.format_message()}", style="red", highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,5 +1,6 @@
 """Policy classes: stochastic, differentiable, parameters a pytree."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -115,7 +116,7 @@ def table(fleet: Fleet) -> TableSoftmax:
     return TableSoftmax(mdps.states, mdps.actions)
 
 
-def log_linear(fleet: Fleet, features: list[list[list[float]]] | None = None) -> LogLinearSoftmax:
+def log_linear(fleet: Fleet, features: Sequence[Sequence[Sequence[float]]] | None = None) -> LogLinearSoftmax:
     """A softmax over theta . phi(s, a); `features` is phi[S][A][d], one-hot when left out."""
     mdps = _tabular(fleet, "log-linear")
     S, A = mdps.states, mdps.actions

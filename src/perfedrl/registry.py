@@ -44,11 +44,11 @@ class Registry(Mapping[str, Callable[..., Any]]):
         resolved = {}
         for key, parameter in accepted.items():
             if key in params:
-                resolved[key] = _checked(params[key], parameter.annotation, f"{self.kind} {name!r}: {key}")
+                resolved[key] = _frozen(_checked(params[key], parameter.annotation, f"{self.kind} {name!r}: {key}"))
             elif parameter.default is inspect.Parameter.empty:
                 raise UserError(f"{self.kind} {name!r} needs the parameter {key!r}")
             else:
-                resolved[key] = parameter.default
+                resolved[key] = _frozen(parameter.default)
         return resolved
 
     def parameters(self, name: str) -> dict[str, inspect.Parameter]:
@@ -71,6 +71,11 @@ def _import(reference: str, kind: str) -> Callable[..., Any]:
     if not callable(factory):
         raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}, not something that can be called")
     return factory
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples all the way down, so that equal settings compare equal and cannot change."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _checked(value: Any, annotation: Any, what: str) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ def arrays(
     horizon: int,
     discount: float,
     file: str = "",
-    P: list | None = None,  # noqa: N803
-    r: list | None = None,
-    mu: list | None = None,
+    P: Sequence | None = None,  # noqa: N803
+    r: Sequence | None = None,
+    mu: Sequence | None = None,
     held_out: int = 0,
     sha256: str = "",
 ) -> Fleet:

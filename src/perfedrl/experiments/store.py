@@ -89,7 +89,7 @@ def load_run(folder: str | Path) -> Run:
     try:
         with np.load(folder / "history.npz", allow_pickle=False) as arrays:
             history = History(**{name: arrays[name] for name in History.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{folder / 'history.npz'} is damaged: {error}; train the config again") from error
     leaves, _ = _read_safetensors(folder / "params.safetensors")
     return Run(folder, config, history, _like(config.build().policy.init(jax.random.key(0)), leaves), provenance)
