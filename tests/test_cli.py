@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch, capsys):
             cli.main()
             code = 0
         except SystemExit as stop:
-            code = stop.code
+            code = stop.code or 0
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

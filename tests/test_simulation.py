@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import perfedrl as pf
+from perfedrl import compilation
 from perfedrl import simulation as engine
 from perfedrl.simulation import Simulation
 
@@ -54,6 +55,13 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     monkeypatch.setattr(engine.jax, "local_devices", lambda: jax.devices()[:1])
     one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(4))
     np.testing.assert_array_equal(one, two)
+
+
+def test_this_version_of_jax_knows_our_compiler_options():
+    """Without them results would be slow to compile and would depend on the number of seeds side by side."""
+    assert compilation.options("cpu") == compilation.CPU_OPTIONS
+    assert compilation.options("gpu") is None
+    assert not compilation._known("no_such_option", 1)
 
 
 def test_agents_keep_their_randomness_when_the_fleet_grows():

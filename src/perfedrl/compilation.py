@@ -23,7 +23,7 @@ def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
 
     @lru_cache
     def compiled(backend: str):
-        return jax.jit(f, compiler_options=CPU_OPTIONS if backend == "cpu" else None, **kwargs)
+        return jax.jit(f, compiler_options=options(backend), **kwargs)
 
     @wraps(f)
     def call(*args, **kwargs):
@@ -33,6 +33,20 @@ def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
 
     call.compilations = lambda: compiled(jax.default_backend())._cache_size()  # type: ignore[attr-defined]
     return call
+
+
+@lru_cache
+def options(backend: str) -> dict[str, Any] | None:
+    """The compiler options for a backend: those above that this version of JAX knows, on a CPU; none elsewhere."""
+    return {name: value for name, value in CPU_OPTIONS.items() if _known(name, value)} if backend == "cpu" else None
+
+
+def _known(name: str, value: Any) -> bool:
+    try:
+        jax.jit(lambda x: x).lower(0).compile(compiler_options={name: value})
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def enable_cache() -> Path | None:
