@@ -59,8 +59,8 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
 
 def test_this_version_of_jax_knows_our_compiler_options():
     """Without them results would be slow to compile and would depend on the number of seeds side by side."""
-    assert compilation.options("cpu") == compilation.CPU_OPTIONS
-    assert compilation.options("gpu") is None
+    assert compilation.options("cpu") == compilation.OPTIONS["cpu"]
+    assert compilation.options("tpu") == {}
     assert not compilation._known("no_such_option", 1)
 
 
