@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from perfedrl import compilation
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.run import Interrupted
+from perfedrl.report import tables
 
 app = typer.Typer(
     help="Personalized federated reinforcement learning: agents learn one shared initialization together, and each "
@@ -64,7 +64,8 @@ def train(
     start(compile_cache)
     with training() as progress:
         run = train_config(load_config(config), runs, restart=restart, chunk=chunk, progress=progress)
-    summarize(run)
+    out.print(tables.summary(run))
+    out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -82,10 +83,7 @@ def evaluate(
 
     start()
     rows = evaluate_run(load_run(run), alpha)
-    table = Table("agent", "part", "before", "after", "optimum", title=f"{run.name}: expected return, 95 % intervals")
-    for row in rows:
-        table.add_row(row.agent, row.part, interval(row.before), interval(row.after), f"{row.optimum:.3f}")
-    out.print(table)
+    out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
         write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
@@ -121,12 +119,11 @@ def reproduce(
         done = {key: train_configs(config, runs) for key, config in experiment.configs(count).items()}
         claims += experiment.claims(done)
         written += draw(experiment.name, experiment.title, done, figures)
-    print_claims(claims, count)
-    for path in written:
-        out.print(f"wrote {path}", highlight=False)
+    out.print(tables.claims(claims, count))
     if json_file:
         write_atomically(json_file, (json.dumps([asdict(claim) for claim in claims], indent=2) + "\n").encode())
-        out.print(f"wrote {json_file}", highlight=False)
+        written.append(json_file)
+    out.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
 
 
 @app.command(name="list")
@@ -135,21 +132,15 @@ def list_(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """List finished runs, or the parts that a config can name, with their parameters."""
-    if kind is Kind.runs:
-        return list_runs(runs)
-    if kind is Kind.experiments:
-        from perfedrl.experiments.paper import EXPERIMENTS
+    from perfedrl.experiments.paper import EXPERIMENTS
 
-        table = Table("experiment", "what")
-        for name, experiment in EXPERIMENTS.items():
-            table.add_row(name, experiment.title)
-        return out.print(table)
-    table = Table("name", "parameters (and defaults)", "what")
-    for name, entry in registry_of(kind).items():
-        params = [str(p).partition(":")[0] + default(p) for p in registry_of(kind).parameters(name).values()]
-        about = (entry.__doc__ or "").strip().partition("\n")[0]
-        table.add_row(name, "" if kind is Kind.estimators else ", ".join(params), about)
-    return out.print(table)
+    if kind is Kind.runs:
+        table = tables.runs(readable(runs))
+        out.print(table if table.row_count else f"no finished runs in {runs}")
+    elif kind is Kind.experiments:
+        out.print(tables.titles(EXPERIMENTS))
+    else:
+        out.print(tables.parts(registry_of(kind), with_parameters=kind is not Kind.estimators))
 
 
 def registry_of(kind: Kind) -> Any:
@@ -161,26 +152,15 @@ def registry_of(kind: Kind) -> Any:
     return {"envs": ENVS, "policies": POLICIES, "estimators": CURVATURES, "algorithms": ALGORITHMS}[kind]
 
 
-def default(parameter: Any) -> str:
-    return "" if parameter.default is parameter.empty else f"={parameter.default}"
-
-
-def list_runs(root: Path) -> None:
+def readable(root: Path) -> Iterator[Any]:
+    """The finished runs in a folder; of those that cannot be read it says why."""
     from perfedrl.experiments import store
 
-    table = Table("run", "algorithm", "rounds", "seeds", "return after adaptation", "seconds", "finished")
     for folder in store.list_runs(root):
         try:
-            run = store.load_run(folder)
+            yield store.load_run(folder)
         except UserError as error:
-            err.print(f"skipped: {error}", style="yellow", highlight=False)
-            continue
-        after = f"{run.history.after[:, -1].mean():.3f}"
-        table.add_row(
-            folder.name, run.config.algorithm["name"], str(run.config.rounds), str(len(run.config.seeds)), after,
-            f"{run.provenance['seconds']:.1f}", run.provenance["finished"],
-        )  # fmt: skip
-    out.print(table if table.row_count else f"no finished runs in {root}")
+            say(f"skipped: {error}", "yellow")
 
 
 def expand(names: list[str], known: Any) -> list[str]:
@@ -206,7 +186,7 @@ def training() -> Iterator[Any]:
         with progress_bars() as update:
             yield update
     except Interrupted as stop:
-        err.print(f"{stop}; run the same command to go on from there", style="yellow", highlight=False, soft_wrap=True)
+        say(f"{stop}; run the same command to go on from there", "yellow")
         raise typer.Exit(130) from None
 
 
@@ -224,37 +204,9 @@ def progress_bars() -> Iterator[Any]:
         yield update
 
 
-def summarize(run: Any) -> None:
-    from perfedrl.experiments.stats import mean_interval
-
-    history = run.history
-    parts = [("training agents", history.before, history.after)]
-    if history.held_out_after.shape[-1]:
-        parts.append(("held-out agents", history.held_out_before, history.held_out_after))
-    table = Table("expected return", "before adaptation", "after adaptation", title=run.folder.name)
-    for label, before, after in parts:
-        values = (mean_interval(x[:, -1].mean(axis=-1)) for x in (before, after))
-        table.add_row(label, *map(interval, values))
-    out.print(table)
-    out.print(
-        f"cost per agent: {history.trajectories[-1]} trajectories, {history.bytes[-1]} bytes sent and received; "
-        f"{run.provenance['seconds']:.1f} s on {run.provenance['device']}",
-        highlight=False,
-    )
-    out.print(f"saved in {run.folder}", highlight=False)
-
-
-def print_claims(claims: list[Any], seeds: int) -> None:
-    table = Table("experiment", "claim", "paper", "measured", "95 % interval", "met", title=f"{seeds} seeds")
-    for c in claims:
-        met = "[green]yes[/]" if c.met else "[red]no[/]"
-        table.add_row(c.experiment, c.claim, f"{c.paper:g}", f"{c.measured:.3f}", f"{c.low:.3f} .. {c.high:.3f}", met)
-    out.print(table)
-    out.print(f"{sum(c.met for c in claims)} of {len(claims)} claims met", highlight=False)
-
-
-def interval(x: Any) -> str:
-    return f"{x.mean:.3f} ({x.low:.3f} .. {x.high:.3f})"
+def say(message: str, style: str | None = None) -> None:
+    """Print a sentence to the error output, as it is: brackets in it are no markup."""
+    err.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -264,10 +216,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except UserError as error:
-        err.print(f"error: {error}", style="red", highlight=False, soft_wrap=True)
+        say(f"error: {error}", "red")
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # what the parser raises for a wrong option or command has it
             raise
-        err.print(f"error: {error.format_message()}", style="red", highlight=False, soft_wrap=True)
+        say(f"error: {error.format_message()}", "red")
         sys.exit(2)

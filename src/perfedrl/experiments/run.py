@@ -81,6 +81,8 @@ def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpo
     standing = start = _resume(simulation, checkpoints)
     rounds, label = configs[0].rounds, _label(configs)
     saved = time.monotonic()
+    if progress:
+        progress(label, standing.round, rounds)  # before the first compilation, so that the bar is there at once
     try:
         for standing in simulation.run(start, rounds, configs[0].evaluate_every):
             if progress:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy.special import stdtrit
 
 
 class Interval(NamedTuple):
@@ -21,7 +21,7 @@ def mean_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) 
     mean = float(values.mean())
     if len(values) < 2:
         return Interval(mean, -np.inf, np.inf)
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return Interval(mean, mean - half, mean + half)
 
 

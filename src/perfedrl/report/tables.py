@@ -1,0 +1,94 @@
+"""Tables for the terminal."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Column, Table
+
+from perfedrl.experiments.evaluate import AgentReturn
+from perfedrl.experiments.paper import Claim
+from perfedrl.experiments.stats import Interval, mean_interval
+from perfedrl.experiments.store import Run
+from perfedrl.registry import Registry
+
+
+def summary(run: Run) -> Table:
+    """A run's returns at its last evaluation, training and held-out agents apart."""
+    history = run.history
+    parts = [("training agents", history.before, history.after)]
+    if history.held_out_after.shape[-1]:
+        parts.append(("held-out agents", history.held_out_before, history.held_out_after))
+    table = Table("expected return", "before adaptation", "after adaptation", title=run.folder.name)
+    for label, before, after in parts:
+        table.add_row(label, *(interval(mean_interval(x[:, -1].mean(axis=-1))) for x in (before, after)))
+    return table
+
+
+def cost(run: Run) -> str:
+    """What a run cost each agent, and how long it took where."""
+    history, about = run.history, run.provenance
+    return (
+        f"cost per agent: {history.trajectories[-1]} trajectories, {history.bytes[-1]} bytes sent and received; "
+        f"{about['seconds']:.1f} s on {about['device']}"
+    )
+
+
+def runs(finished: Iterable[Run]) -> Table:
+    """Finished runs, one a row."""
+    date = Column("finished", no_wrap=True)
+    table = Table(Column("run", no_wrap=True), "rounds", "seeds", "return after", "seconds", date)
+    for run in finished:
+        counts = str(run.config.rounds), str(len(run.config.seeds))
+        after = f"{run.history.after[:, -1].mean():.3f}"
+        table.add_row(
+            run.folder.name, *counts, after, f"{run.provenance['seconds']:.1f}", run.provenance["finished"][:10]
+        )
+    return table
+
+
+def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
+    """Every agent's return before and after its adaptation step, beside its optimum."""
+    table = Table("agent", "part", "before", "after", "optimum", title=f"{name}: expected return, 95 % intervals")
+    for row in rows:
+        table.add_row(row.agent, row.part, interval(row.before), interval(row.after), f"{row.optimum:.3f}")
+    return table
+
+
+def claims(checked: Sequence[Claim], seeds: int) -> Table:
+    """The paper's numbers beside ours."""
+    met = f"{sum(claim.met for claim in checked)} of {len(checked)} claims met"
+    table = Table("", "claim", "paper", "measured", "95 % interval", "met", title=f"{seeds} seeds", caption=met)
+    for c in checked:
+        span = f"{c.low:.3f} .. {c.high:.3f}"
+        table.add_row(
+            c.experiment, c.claim, f"{c.paper:g}", f"{c.measured:.3f}", span, "yes" if c.met else "[red]no[/]"
+        )
+    return table
+
+
+def parts(registry: Registry, with_parameters: bool = True) -> Table:
+    """The entries of a registry, with their parameters and the first line of what they say of themselves."""
+    table = Table("name", "parameters (and defaults)", "what") if with_parameters else Table("name", "what")
+    for name, factory in registry.items():
+        about = escape((factory.__doc__ or "").strip().partition("\n")[0])
+        taken = [key + default(p) for key, p in registry.parameters(name).items() if key != "fleet"]
+        table.add_row(name, *([escape(", ".join(taken))] if with_parameters else []), about)
+    return table
+
+
+def titles(named: Mapping[str, Any]) -> Table:
+    """Things with a title, by name."""
+    table = Table("name", "what")
+    for name, item in named.items():
+        table.add_row(name, item.title)
+    return table
+
+
+def interval(x: Interval) -> str:
+    """A mean with its interval."""
+    return f"{x.mean:.3f} ({x.low:.3f} .. {x.high:.3f})"
+
+
+def default(parameter: Any) -> str:
+    return "" if parameter.default is parameter.empty else f"={parameter.default}"
