@@ -130,6 +130,7 @@ def test_reproduce_writes_claims_and_figures_and_skips_what_is_there(run, tmp_pa
     assert code == 0
     claims = json.loads((tmp_path / "claims.json").read_text())
     assert {claim["experiment"] for claim in claims} == {"e1", "e6"}
+    assert claims[0]["low"] is None, "one seed has no interval"
     assert set(claims[0]) == {"experiment", "claim", "paper", "measured", "low", "high", "met"}
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         f"{e}.{kind}" for e in ("e1", "e6") for kind in ("csv", "pdf", "png")

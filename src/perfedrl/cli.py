@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def evaluate(
     out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
-        write_atomically(json_file, (json.dumps(content, indent=2) + "\n").encode())
+        write_atomically(json_file, as_json(content))
 
 
 @app.command()
@@ -121,7 +122,7 @@ def reproduce(
         written += draw(experiment.name, experiment.title, done, figures)
     out.print(tables.claims(claims, count))
     if json_file:
-        write_atomically(json_file, (json.dumps([asdict(claim) for claim in claims], indent=2) + "\n").encode())
+        write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
         written.append(json_file)
     out.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
 
@@ -202,6 +203,17 @@ def progress_bars() -> Iterator[Any]:
             bars.update(tasks[label], completed=done)
 
         yield update
+
+
+def as_json(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as JSON; the open end of an interval, which JSON has no word for, is null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return (json.dumps([plain(row) for row in rows], indent=2, allow_nan=False) + "\n").encode()
 
 
 def say(message: str, style: str | None = None) -> None:
