@@ -62,7 +62,7 @@ def test_claims_read_the_right_numbers(runs):
     assert measured["f before adaptation, exact"].measured == pytest.approx(0.48)
     assert measured["F at 8000 trajectories per agent, exact"].measured == pytest.approx(0.3 + 0.5 * 8000 / 12000)
     assert measured["F at 8000 trajectories per agent, first-order"].measured == pytest.approx(0.74)
-    assert measured["F at alpha = 3, fedavg-pg"].measured == pytest.approx(0.77)
+    assert measured["F at alpha = 3, FedAvg-PG"].measured == pytest.approx(0.77)
     assert measured["steps of alpha at which exact draws further ahead of FedAvg-PG"].met
     assert measured["rounds from 8 on at which exact >= first-order"].met
 

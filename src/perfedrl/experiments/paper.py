@@ -27,6 +27,8 @@ VARIANTS: Mapping[str, dict] = MappingProxyType(
     }
 )
 
+LABELS = {"exact": "exact", "first-order": "first-order", "fedavg-pg": "FedAvg-PG"}
+
 Runs = Mapping[tuple[str, float], Run]
 """The runs of an experiment by (variant, alpha)."""
 
@@ -101,7 +103,7 @@ def step_size(runs: Runs) -> list[Claim]:
     """E3, Section 6 "The adaptation step size alpha"."""
     ends = {0.0: (0.49, 0.49, 0.48), 3.0: (0.92, 0.87, 0.78)}
     claims = [
-        near("e3", f"F at alpha = {alpha:g}, {variant}", value, final(runs[variant, alpha].history.after))
+        near("e3", f"F at alpha = {alpha:g}, {LABELS[variant]}", value, final(runs[variant, alpha].history.after))
         for alpha, values in ends.items()
         for variant, value in zip(VARIANTS, values, strict=True)
     ]
@@ -121,7 +123,11 @@ def learning_curves(runs: Runs) -> list[Claim]:
     under_way = rounds >= UNDER_WAY * rounds[-1]
     curve = {variant: runs[variant, 2.0].history.after.mean(axis=(0, 2))[under_way] for variant in VARIANTS}
     return [
-        share("e6", f"rounds from {rounds[under_way][0]} on at which {above} >= {below}", curve[above] >= curve[below])
+        share(
+            "e6",
+            f"rounds from {rounds[under_way][0]} on at which {LABELS[above]} >= {LABELS[below]}",
+            curve[above] >= curve[below],
+        )
         for above, below in (("exact", "first-order"), ("first-order", "fedavg-pg"))
     ]
 
