@@ -51,9 +51,9 @@ def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
 def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]
-    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(4))
+    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(12))
     monkeypatch.setattr(engine.jax, "local_devices", lambda: jax.devices()[:1])
-    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(4))
+    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(12))
     np.testing.assert_array_equal(one, two)
 
 
