@@ -36,24 +36,24 @@ def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
 def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
     fleet, algorithm = FLEETS[fleet], ALGORITHMS[algorithm]
     run = lambda seeds, **how: final(fleet, policies(fleet)[policy], algorithm, seeds, **how)  # noqa: E731
-    whole = run(range(10))
+    whole = run(range(16))
     assert np.abs(whole).max() > 0.01
     assert not (whole[0] == whole[1]).all()
     same = np.testing.assert_array_equal
-    same(whole, run(range(10)), err_msg="a repetition differs")
-    same(whole, run(range(10), cuts=(1, 3, 2)), err_msg="a run in pieces differs")
+    same(whole, run(range(16)), err_msg="a repetition differs")
+    same(whole, run(range(16), cuts=(1, 3, 2)), err_msg="a run in pieces differs")
     for seeds in ([0], [1, 2], [4, 1, 3]):
         same(whole[seeds], run(seeds), err_msg=f"seeds {seeds} differ beside other seeds")
     for chunk in (1, 2, 4):
-        same(whole, run(range(10), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
+        same(whole, run(range(16), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
 
 
 def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]
-    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(12))
+    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
     monkeypatch.setattr(engine.jax, "local_devices", lambda: jax.devices()[:1])
-    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(12))
+    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
     np.testing.assert_array_equal(one, two)
 
 
