@@ -1,7 +1,10 @@
 """Shapes are checked at run time throughout the tests, and two devices stand for the cores."""
 
 import os
+import tempfile
 
+# The cache of compiled programs goes with the tests.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -12,6 +15,7 @@ with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeCo
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 # Examples are few and fixed: each may compile, and a test must fail for the same reason twice.
@@ -19,6 +23,14 @@ hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20,
 hypothesis.settings.load_profile("perfedrl")
 
 assert perfedrl.__version__
+
+
+@pytest.fixture
+def untyped():
+    """No checks of types for one test: what a user without them meets."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

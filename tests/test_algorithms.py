@@ -7,11 +7,12 @@ import pytest
 
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS, Algorithm
+from perfedrl.algorithms.base import check_counts
 from perfedrl.simulation import Simulation, agent_key
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 SMALL = {"per-fedavg-pg": {"m_in": 3, "m_h": 3, "m_out": 3}, "fedavg-pg": {"m": 3}}
-VARIANTS = {name: ALGORITHMS[name](alpha=1.0, beta=0.3, local_steps=2, **SMALL[name]) for name in ALGORITHMS}
+VARIANTS = {name: ALGORITHMS[name](alpha=1.0, beta=0.3, local_steps=2, **SMALL.get(name, {})) for name in ALGORITHMS}
 VARIANTS["first-order"] = pf.PerFedAvgPG(1.0, 0.3, 2, 3, 3, 3, variant="first-order")
 
 
@@ -39,6 +40,15 @@ def test_uploads_and_states_keep_shapes_and_dtypes(algorithm):
     assert describe(after) == describe(server)
     adapted = algorithm.personalize(server.message, state, agent(0), jax.random.key(1), 5)
     assert describe(adapted) == describe(jnp.zeros((9, 4)))
+
+
+def test_nothing_personal_enters_an_upload(algorithm):
+    server, state = algorithm.init(jnp.zeros((9, 4)))
+    marked = jax.tree.map(lambda x: x + 17.0, state)
+    upload, after = algorithm.client(server.message, marked, agent(0), jax.random.key(0))
+    for personal in jax.tree.leaves((marked, after)):
+        for sent in jax.tree.leaves(upload):
+            assert personal.shape != sent.shape or not (personal == sent).all()
 
 
 def test_the_simulator_is_the_agent_by_agent_loop(algorithm):
@@ -103,9 +113,9 @@ def test_at_alpha_0_it_is_fedavg_pg_trajectory_for_trajectory__prop_3_step_5(var
 def test_exact_dynamics_climb_the_meta_objective_and_first_order_stalls_below():
     """Without sampling noise: each exact round increases F, and after as many rounds the exact variant is ahead."""
     fleet, policy = pf.gridworld(width=3, horizon=6), pf.TableSoftmax(9, 4)
-    exact = pf.simulate(fleet, policy, pf.PerFedAvgPG(2.0, 0.3), rounds=30, seeds=1, every=3, exact=True)
+    exact = pf.simulate(fleet, policy, pf.PerFedAvgPG(2.0, 0.3), rounds=30, seeds=1, every=3, noiseless=True)
     first = pf.simulate(
-        fleet, policy, pf.PerFedAvgPG(2.0, 0.3, variant="first-order"), rounds=30, seeds=1, every=3, exact=True
+        fleet, policy, pf.PerFedAvgPG(2.0, 0.3, variant="first-order"), rounds=30, seeds=1, every=3, noiseless=True
     )
     F = exact.history.after.mean(axis=-1)[0]
     assert exact.params.dtype == np.float64
@@ -115,11 +125,11 @@ def test_exact_dynamics_climb_the_meta_objective_and_first_order_stalls_below():
 
 def test_one_exact_local_step_is_one_step_of_gradient_ascent_on_F__eq_6():
     fleet, policy, beta, alpha = pf.gridworld(width=3, horizon=6), pf.TableSoftmax(9, 4), 0.3, 1.5
-    run = pf.simulate(fleet, policy, pf.PerFedAvgPG(alpha, beta, local_steps=1), rounds=1, seeds=1, exact=True)
+    run = pf.simulate(fleet, policy, pf.PerFedAvgPG(alpha, beta, local_steps=1), rounds=1, seeds=1, noiseless=True)
     expected = beta * pf.exact.meta_gradient(fleet, np.zeros((9, 4)), alpha)
     np.testing.assert_allclose(run.params[0], expected, rtol=0, atol=1e-12)
     first = pf.PerFedAvgPG(alpha, beta, local_steps=1, variant="first-order")
-    run = pf.simulate(fleet, policy, first, rounds=1, seeds=1, exact=True)
+    run = pf.simulate(fleet, policy, first, rounds=1, seeds=1, noiseless=True)
     expected = beta * pf.exact.first_order_direction(fleet, np.zeros((9, 4)), alpha)
     np.testing.assert_allclose(run.params[0], expected, rtol=0, atol=1e-12)
 
@@ -139,6 +149,17 @@ def test_one_exact_local_step_is_one_step_of_gradient_ascent_on_F__eq_6():
 def test_bad_settings_are_refused(name, change):
     with pytest.raises(pf.UserError, match=next(iter(change))):
         ALGORITHMS[name](**{"alpha": 1.0, "beta": 0.3, **change})
+
+
+def test_an_unknown_variant_is_refused(untyped):
+    with pytest.raises(pf.UserError, match="'exact' or 'first-order'"):
+        pf.PerFedAvgPG(1.0, 0.3, variant="fo")
+
+
+@pytest.mark.parametrize("value", [2.5, "3", True])
+def test_counts_must_be_whole_numbers(value, untyped):
+    with pytest.raises(pf.UserError, match="whole number"):
+        check_counts(m_in=value)
 
 
 @pytest.mark.parametrize("batch", ["m_in", "m_h", "m_out"])

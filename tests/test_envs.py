@@ -33,20 +33,16 @@ def test_tasks_keep_the_interface(any_fleet):
     assert isinstance(any_fleet.task(0), Task)
 
 
-def test_episodes_are_functions_of_their_uniforms_and_vmap(any_fleet):
+def test_steps_are_functions_of_their_uniforms_jit_and_vmap(any_fleet):
     task = any_fleet.task(0)
     reset, step = jnp.full(task.reset_noise, 0.3), jnp.full(task.step_noise, 0.7)
-
-    @jax.jit
-    def twice(task):
-        state = task.reset(reset)
-        return [task.step(state, jnp.asarray(0), step)[:2] for _ in range(2)]
-
-    first, second = twice(task)
-    assert first[0] == second[0]
-    states = jax.vmap(lambda task: task.reset(reset))(any_fleet.train)
-    assert states.shape == (any_fleet.agents,)
-    assert first[0].dtype == states.dtype == jnp.int32
+    walk = lambda task: task.step(task.reset(reset), jnp.asarray(0), step)[:2]  # noqa: E731
+    eager, compiled = walk(task), jax.jit(walk)(task)
+    assert eager == compiled
+    states, rewards = jax.vmap(walk)(any_fleet.train)
+    assert states.shape == rewards.shape == (any_fleet.agents,)
+    assert states[0] == eager[0]
+    assert states.dtype == eager[0].dtype == jnp.int32
 
 
 def test_agents_of_a_fleet_share_shapes_and_differ_as_they_say():
@@ -121,6 +117,15 @@ def test_successor_lists_lose_nothing(seed, density):
     np.testing.assert_array_equal(fleet([mdp, dense]).train.P[0], P)
 
 
+def test_rows_within_the_tolerance_are_normalized():
+    """Float32 input is off by rounding; sampled and exact agents must mean the same MDP."""
+    P = np.full((2, 2, 2), 0.5)
+    P[0, 0] = [0.5000004, 0.5]
+    mdp = TabularMDP(**{**GOOD, "P": P, "mu": np.asarray([0.3, 0.7000003])})
+    np.testing.assert_allclose(mdp.P.sum(-1), 1, rtol=0, atol=1e-15)
+    assert mdp.mu.sum() == pytest.approx(1, abs=1e-15)
+
+
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.floats(0, 1, exclude_max=True, width=32))
 def test_inverse_cdf_picks_the_interval_that_u_falls_in(counts, u):
     p = np.asarray(counts) / np.sum(counts)
@@ -162,9 +167,13 @@ def bad_row():
         ({"horizon": -1}, ["horizon", "-1"]),
         ({"discount": 1.0}, ["discount", "[0, 1)", "1.0"]),
         ({"discount": -0.1}, ["discount"]),
+        ({"horizon": float("nan")}, ["horizon"]),
+        ({"horizon": 1.5}, ["horizon", "1.5"]),
+        ({"P": [[[1.0], [0.5, 0.5]]]}, ["P", "ragged"]),
+        ({"P": np.ones((0, 2, 0)), "r": np.ones((0, 2)), "mu": np.ones(0)}, ["at least one state"]),
     ],
 )
-def test_a_bad_mdp_is_refused_in_one_sentence(change, words):
+def test_a_bad_mdp_is_refused_in_one_sentence(change, words, untyped):
     with pytest.raises(pf.UserError) as error:
         TabularMDP(**{**GOOD, **change})
     assert all(word in str(error.value) for word in words)

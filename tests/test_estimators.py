@@ -22,6 +22,7 @@ from perfedrl.estimators import (
     score_matrix,
 )
 from perfedrl.policies import LogLinearSoftmax
+from perfedrl.theory import constants
 from perfedrl.types import Trajectory
 
 close = {"rtol": 0, "atol": 1e-10}
@@ -162,7 +163,7 @@ class Listed:
         return jax.tree.map(lambda x: x[jax.random.key_data(key)[1]][None], self.trajectories)
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 0), (2, 2, 0)])
+@pytest.mark.parametrize("shape", [(1, 3, 0), (2, 2, 0), (2, 2, 1)])
 def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x64):
     """E[(I + alpha H) g_out] = (I + alpha grad^2 J) E[grad J(theta~)]: only the inner batch causes bias (Lemma 3)."""
     S, A, H = shape
@@ -183,16 +184,19 @@ def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x
         return adapted, law(policy, adapted, t), full, jax.vmap(first_order)(every)
 
     q = law(policy, theta, t)
-    mean, mean_first_order, mean_outer = jnp.zeros((S, A)), jnp.zeros((S, A)), jnp.zeros((S, A))
+    mean, mean_first_order, mean_outer, error = jnp.zeros((S, A)), jnp.zeros((S, A)), jnp.zeros((S, A)), 0.0
+    meta = exact.meta_gradient([mdp], theta, alpha)
     for i in range(n):
         adapted, q_adapted, full, first_order = estimates(i)
         mean += q[i] * jnp.einsum("j,k,jkab->ab", q, q_adapted, full)
+        error += q[i] * jnp.einsum("j,k,jk->", q, q_adapted, jnp.sum((full - meta) ** 2, axis=(2, 3)))
         mean_first_order += q[i] * jnp.einsum("k,kab->ab", q_adapted, first_order)
         mean_outer += q[i] * exact.gradient(mdp, adapted)
     hessian = exact.hessian(mdp, theta).reshape(S * A, S * A)
     factored = (np.eye(S * A) + alpha * hessian) @ np.ravel(mean_outer)
     np.testing.assert_allclose(np.ravel(mean), factored, **close)
     np.testing.assert_allclose(mean_first_order, mean_outer, **close)
+    assert 0 < error <= constants(mdp, policy).second_moment(alpha, 1, 1, 1), "Lemma 3(iii)"
 
 
 @given(st.integers(0, 2**31), st.sampled_from((1, 7)))
@@ -207,13 +211,24 @@ def test_value_is_the_mean_return_of_the_sampled_episodes(seed, m):
     assert agent.value(theta, key, m) == pytest.approx(by_hand, rel=1e-5)
 
 
+def sizes(jaxpr):
+    """The size of every intermediate array of a program, inner programs included."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr"):
+                yield from sizes(inner.jaxpr)
+
+
 def test_no_array_grows_with_batch_times_parameters_or_parameters_squared():
     """The product's memory: d = 400 parameters and m = 50 trajectories, nothing of size d^2 or m d is formed."""
     m, T, d = 50, 3, 400
     policy = pf.TableSoftmax(100, 4)
     b = Trajectory(jnp.zeros((m, T), int), jnp.zeros((m, T), int), jnp.ones((m, T)), jnp.ones((m, T)))
-    jaxpr = jax.make_jaxpr(lambda theta, v: score(policy.log_prob, theta, b, b.reward, v))(
-        jnp.zeros((100, 4)), jnp.ones((100, 4))
+    product = lambda theta, v: score(policy.log_prob, theta, b, b.reward, v)  # noqa: E731
+    program = jax.make_jaxpr(product)(jnp.zeros((100, 4)), jnp.ones((100, 4)))
+    assert d <= max(sizes(program.jaxpr)) < m * d
+    jacobian = jax.make_jaxpr(lambda t: jax.jit(jax.jacobian(lambda t: (b.reward @ b.reward.T) * t.sum()))(t))(
+        jnp.zeros((100, 4))
     )
-    sizes = [v.aval.size for eqn in jaxpr.eqns for v in eqn.outvars]
-    assert max(sizes) < m * d
+    assert max(sizes(jacobian.jaxpr)) >= m * d, "the check would see one"

@@ -168,6 +168,16 @@ def test_adaptation_at_alpha_0_changes_nothing__prop_3():
     np.testing.assert_allclose(exact.meta_gradient(fleet, theta, 0.0), mean_gradient, **close)
 
 
+@pytest.mark.parametrize("shape", [(9, 1), (4,), (1, 4), (4, 9)])
+def test_parameters_of_another_shape_are_refused_and_not_broadcast(shape):
+    mdp = pf.gridworld(width=3).task(0)
+    for call in (exact.expected_return, exact.gradient, exact.hessian):
+        with pytest.raises(pf.UserError, match="theta must have shape"):
+            call(mdp, np.zeros(shape))
+    with pytest.raises(pf.UserError, match="at least one MDP"):
+        exact.meta_objective([], np.zeros((9, 4)), 1.0)
+
+
 def test_exact_objective_offers_what_it_names(x64):
     mdp = pf.envs.random_mdps(agents=1, states=3, actions=2).task(0)
     policy = TableSoftmax(3, 2)

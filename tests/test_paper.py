@@ -10,13 +10,13 @@ from perfedrl.experiments.paper import ALPHAS, EXPERIMENTS, VARIANTS, all_config
 from perfedrl.experiments.stats import at_cost, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.history import History
-from perfedrl.report.figures import FIGURES, draw
+from perfedrl.report.figures import FIGURES, draw, figure_of
 
 
 def fake_run(config, level: float) -> Run:
     """A run whose return after adaptation rises linearly to a level."""
     rounds = np.arange(0, 81, 2)
-    per_round = config.build().algorithm.trajectories_per_round
+    per_round = config.parts.algorithm.trajectories_per_round
     shape = (len(config.seeds), len(rounds), 8)
     after = np.broadcast_to((0.3 + (level - 0.3) * rounds / 80)[None, :, None], shape)
     nobody = np.zeros((*shape[:2], 0))
@@ -39,14 +39,14 @@ def test_the_committed_config_is_the_papers():
 
 
 def test_budgets_match__table_hyperparameters():
-    per_round = {v: tabular(v, 2.0, 1).build().algorithm.trajectories_per_round for v in VARIANTS}
+    per_round = {v: tabular(v, 2.0, 1).parts.algorithm.trajectories_per_round for v in VARIANTS}
     assert per_round == {"exact": 150, "first-order": 100, "fedavg-pg": 150}
 
 
 def test_experiments_share_runs():
     configs = all_configs(list(EXPERIMENTS.values()), 10)
     assert len(configs) == len({config.folder for config in configs}) == 3 * len(ALPHAS)
-    assert len({config.compiles_with for config in configs}) == 3, "one compilation per variant"
+    assert len({config.trains_with for config in configs}) == 3, "one compilation per variant"
 
 
 def test_a_claim_is_met_within_its_tolerance_only():
@@ -88,15 +88,9 @@ def test_figures_are_drawn_with_their_numbers_beside_them(name, runs, tmp_path):
         assert one.read_bytes() == two.read_bytes(), "the same runs give the same files"
 
 
-def test_the_legend_never_covers_data(runs):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    for name in FIGURES:
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        FIGURES[name](runs, axes)
-        legend = figure.legend(loc="outside lower center", ncols=2)
-        figure.canvas.draw()
-        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_legend_never_covers_data(name, runs):
+    figure, _ = figure_of(name, EXPERIMENTS[name].title, runs)
+    figure.canvas.draw()
+    (legend,), (axes,) = figure.legends, figure.axes
+    assert not legend.get_window_extent().overlaps(axes.get_window_extent())

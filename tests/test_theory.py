@@ -31,6 +31,17 @@ def test_constants_of_the_gridworld_by_hand__eq_4():
     assert c.bias(0.0, 10) == 0
 
 
+def test_bounds_of_the_estimate_by_hand__lemma_3_and_prop_1():
+    c = Constants(R_max=1.0, gamma=0.0, H=0, G=1.0, M=1.0, Lambda=1.0)
+    assert (c.G_J, c.L_J, c.rho_J) == (1, 2, 1 * (2 + 1) + 1 * 1 + 1)
+    # alpha = 1/2: alpha L_J = 1, so 1 + alpha L_J = 2.
+    assert c.bias(0.5, 4) == pytest.approx(2 * 1 * 1 / 2)
+    assert c.sharp_bias(0.5, 4) == pytest.approx(2 * 0.25 * 5 * 1 / (2 * 4))
+    assert c.second_moment(0.5, m_in=4, m_h=2, m_out=8) == pytest.approx(3 * (1 / 2 + 4 / 8 + 4 * 1 / 4))
+    assert c.G_F(0.5) == 2
+    assert c.L_F(0.5) == pytest.approx(4 * 2 + 0.5 * 5)
+
+
 @given(problems())
 def test_trajectories_obey_the_uniform_bounds__lemma_1(problem):
     mdp, theta, rng = problem

@@ -2,13 +2,14 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -27,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out, err = Console(), Console(stderr=True)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 Restart = Annotated[bool, typer.Option("--restart", help="Train again what is already there or half done.")]
@@ -62,9 +65,10 @@ def train(
     from perfedrl.experiments.config import load_config
     from perfedrl.experiments.run import train as train_config
 
-    start(compile_cache)
-    with training() as progress:
-        run = train_config(load_config(config), runs, restart=restart, chunk=chunk, progress=progress)
+    start()
+    checked = load_config(config)
+    with training(restart) as progress:
+        run = train_config(checked, runs, restart=restart, chunk=chunk, progress=progress, compile_cache=compile_cache)
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
 
@@ -80,8 +84,10 @@ def evaluate(
     Example: perfedrl evaluate runs/gridworld-0123456789
     """
     from perfedrl.experiments.evaluate import evaluate as evaluate_run
-    from perfedrl.experiments.store import load_run, write_atomically
+    from perfedrl.experiments.store import check_file, load_run, write_atomically
 
+    if json_file:
+        check_file(json_file)
     start()
     rows = evaluate_run(load_run(run), alpha)
     out.print(tables.agents(run.name, rows))
@@ -107,17 +113,22 @@ def reproduce(
     """
     from perfedrl.experiments import paper
     from perfedrl.experiments.run import train as train_configs
-    from perfedrl.experiments.store import write_atomically
+    from perfedrl.experiments.store import check_file, check_folder, write_atomically
     from perfedrl.report.figures import draw
 
     chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
     count = seeds or (paper.QUICK_SEEDS if quick else paper.SEEDS)
-    start(compile_cache)
-    with training() as progress:
-        train_configs(paper.all_configs(chosen, count), runs, restart=restart, progress=progress)
+    check_folder(figures)
+    if json_file:
+        check_file(json_file)
+    start()
+    configs = paper.all_configs(chosen, count)
+    with training(restart) as progress:
+        trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
+    run_of = dict(zip((config.folder for config in configs), trained, strict=True))
     claims, written = [], []
     for experiment in chosen:
-        done = {key: train_configs(config, runs) for key, config in experiment.configs(count).items()}
+        done = {key: run_of[config.folder] for key, config in experiment.configs(count).items()}
         claims += experiment.claims(done)
         written += draw(experiment.name, experiment.title, done, figures)
     out.print(tables.claims(claims, count))
@@ -174,21 +185,20 @@ def choose(name: str, known: Any) -> Any:
     return known[name]
 
 
-def start(compile_cache: bool = True) -> None:
+def start() -> None:
     compilation.use_all_cores()
-    if compile_cache:
-        compilation.enable_cache()
 
 
 @contextmanager
-def training() -> Iterator[Any]:
+def training(restart: bool) -> Iterator[Any]:
     """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
     try:
         with progress_bars() as update:
             yield update
     except Interrupted as stop:
-        say(f"{stop}; run the same command to go on from there", "yellow")
-        raise typer.Exit(130) from None
+        same = "the same command without --restart" if restart else "the same command"
+        say(f"{stop}; run {same} to go on from there", "yellow")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -221,14 +231,28 @@ def say(message: str, style: str | None = None) -> None:
     err.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
+def leave_at_once() -> NoReturn:
+    """End the process without tidying up: JAX crashes when it is torn down while it compiles in another thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2."""
     try:
-        sys.exit(app(standalone_mode=False))  # what a command leaves with typer.Exit comes back as a number
+        code = app(standalone_mode=False)  # what a command leaves with typer.Exit comes back as a number
+        if code == INTERRUPTED:
+            leave_at_once()
+        sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
+        say("stopped", "yellow")
+        leave_at_once()
     except UserError as error:
         say(f"error: {error}", "red")
+        sys.exit(2)
+    except OSError as error:
+        say(f"error: {error.filename or 'the system'}: {error.strerror or error}", "red")
         sys.exit(2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # what the parser raises for a wrong option or command has it

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,11 @@ def enable_cache() -> Path | None:
 
 
 def use_all_cores() -> None:
-    """Let JAX see each CPU core as a device, so that seeds run side by side. Only before JAX is first used.
+    """Let JAX see each CPU core as a device, so that seeds run side by side. Without effect once JAX was used.
 
     Results do not depend on it. A number that the user chose (JAX_NUM_CPU_DEVICES) is respected.
     """
     if jax.config.values["jax_num_cpu_devices"] < 1:
-        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with suppress(RuntimeError):  # JAX is in use already; it goes on with the devices it has
+            jax.config.update("jax_num_cpu_devices", cores)

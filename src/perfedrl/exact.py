@@ -104,54 +104,49 @@ def float64(f: Callable[P, T]) -> Callable[P, T]:
 @float64
 def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, ""]:
     """J(theta) of one agent."""
-    return _J(policy or softmax_of(mdp), mdp, theta)
+    return _J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def gradient(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Params:
     """Grad J(theta), eq. (2), in the shape of theta."""
-    return _grad_J(policy or softmax_of(mdp), mdp, theta)
+    return _grad_J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, "..."]:
     """grad^2 J(theta), eq. (3); for theta[S,A] an array [S,A,S,A]."""
-    return _hess_J(policy or softmax_of(mdp), mdp, theta)
+    return _hess_J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def meta_objective(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """F(theta), eq. (5): the mean over agents of the return after one adaptation step."""
-    mdps = stacked(mdps)
-    return _F(policy or softmax_of(mdps), mdps, theta, alpha)
+    return _F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def meta_gradient(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
     """Grad F(theta), eq. (6), in the shape of theta."""
-    mdps = stacked(mdps)
-    return _grad_F(policy or softmax_of(mdps), mdps, theta, alpha)
+    return _grad_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def meta_hessian(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """grad^2 F(theta); for theta[S,A] an array [S,A,S,A]."""
-    mdps = stacked(mdps)
-    return _hess_F(policy or softmax_of(mdps), mdps, theta, alpha)
+    return _hess_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def first_order_direction(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
     """D(theta), the mean of grad J_i(theta_i^+): where the exact first-order dynamics goes (Prop. 2)."""
-    mdps = stacked(mdps)
-    return _D(policy or softmax_of(mdps), mdps, theta, alpha)
+    return _D(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def returns(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
     """[J_i(theta), F_i(theta)] of every agent: an array [2, n], before and after adaptation."""
-    mdps = stacked(mdps)
-    return _returns(policy or softmax_of(mdps), mdps, theta, alpha)
+    return _returns(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
@@ -174,6 +169,8 @@ def best_response(mdp: TabularMDP) -> np.ndarray:
 def stacked(mdps: Mdps) -> TabularMDP:
     """The stacked form of a list of MDPs, of a fleet's training part, or of what is stacked already."""
     tasks = mdps.train if isinstance(mdps, Fleet) else mdps
+    if not isinstance(tasks, TabularMDP) and not len(tasks):
+        raise UserError("there must be at least one MDP")
     tasks = tasks if isinstance(tasks, TabularMDP) else stack(list(tasks))
     if not isinstance(tasks, TabularMDP):
         raise UserError("exact evaluation needs agents with finitely many states (a fleet of TabularMDP)")
@@ -183,6 +180,17 @@ def stacked(mdps: Mdps) -> TabularMDP:
 def softmax_of(mdp: TabularMDP) -> TableSoftmax:
     """The table softmax that fits an MDP."""
     return TableSoftmax(mdp.states, mdp.actions)
+
+
+def _fitting(policy: TablePolicy | None, mdp: TabularMDP, theta: Params) -> tuple[Any, TabularMDP, Params]:
+    """The arguments of the compiled functions, refused where their shapes do not fit; broadcasting would hide it."""
+    fitting: Any = softmax_of(mdp) if policy is None else policy
+    theta = jax.tree.map(lambda x: np.asarray(x, np.float64), theta, is_leaf=lambda x: isinstance(x, list))
+    expected = jax.tree.map(np.shape, jax.eval_shape(fitting.init, jax.random.key(0)))
+    came = jax.tree.map(np.shape, theta)
+    if came != expected:
+        raise UserError(f"theta must have shape {expected} to fit the policy; it has shape {came}")
+    return fitting, mdp, theta
 
 
 def _double(x: Any) -> Any:

@@ -1,7 +1,7 @@
 """Policy classes: stochastic, differentiable, parameters a pytree."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -18,7 +18,10 @@ from perfedrl.types import Array, Noise, Params
 
 @runtime_checkable
 class Policy(Protocol):
-    """pi(a | s; theta). Written for one decision; callers `vmap`."""
+    """pi(a | s; theta). Written for one decision; callers `vmap`.
+
+    A pytree of arrays, as everything that enters a compiled program; what is not an array is a static field.
+    """
 
     @property
     def noise(self) -> int:
@@ -124,6 +127,8 @@ def log_linear(fleet: Fleet, features: Sequence[Sequence[Sequence[float]]] | Non
         phi = np.eye(S * A).reshape(S, A, S * A) if features is None else np.asarray(features, dtype=np.float64)
     except ValueError as error:
         raise UserError("features must be a full array phi[S][A][d]; the given one is ragged") from error
+    if not np.isfinite(phi).all():
+        raise UserError("features must be finite")
     if phi.ndim != 3 or phi.shape[:2] != (S, A):
         raise UserError(f"features must have shape [{S}, {A}, d] to fit the fleet; they have shape {list(phi.shape)}")
     return LogLinearSoftmax(phi)
@@ -136,8 +141,3 @@ def _tabular(fleet: Fleet, name: str) -> TabularMDP:
 
 
 POLICIES = registry("policy", table=table, log_linear=log_linear)
-
-
-def parameter_count(params: Any) -> int:
-    """d, the number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -2,12 +2,13 @@
 
 import importlib
 import inspect
+import json
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from perfedrl.errors import UserError, nearest
 
@@ -79,13 +80,22 @@ def _frozen(value: Any) -> Any:
 
 
 def _checked(value: Any, annotation: Any, what: str) -> Any:
+    """Check a value against a type as JSON would be: a list may become a tuple, but "3" and true are no numbers."""
     if annotation is inspect.Parameter.empty:
         return value
     try:
-        adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-    except Exception:  # pydantic cannot own the config of a model or a dataclass
-        adapter = TypeAdapter(annotation)
-    try:
-        return adapter.validate_python(value)
+        return TypeAdapter(annotation).validate_json(json.dumps(value, default=str), strict=True)
+    except PydanticSchemaGenerationError:
+        return value  # a type of the user's own, which their function must check itself
     except ValidationError as error:
-        raise UserError(f"{what} = {value!r}: {error.errors()[0]['msg'].lower()}") from error
+        first = error.errors()[0]
+        where = what + "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
+        raise UserError(
+            f"{where} = {shortened(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from error
+
+
+def shortened(value: Any) -> str:
+    """A value as a sentence can bear it."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ class Constants:
         return (1 + alpha * self.L_J) * alpha * self.L_J * self.G_J / sqrt(m_in)
 
     def sharp_bias(self, alpha: float, m_in: int) -> float:
-        """b-hat-star, the bound of Prop. 1, smaller by a factor sqrt(m_in)."""
+        """b-hat-star, the bound of Prop. 1: it falls as 1 / m_in where the one above falls as 1 / sqrt(m_in)."""
         return (1 + alpha * self.L_J) * alpha**2 * self.rho_J * self.G_J**2 / (2 * m_in)
 
     def second_moment(self, alpha: float, m_in: int, m_h: int, m_out: int) -> float:
@@ -78,7 +79,7 @@ class Constants:
         return self.R_max / (1 - self.gamma) ** 2
 
 
-def constants(mdps: TabularMDP, policy) -> Constants:
+def constants(mdps: TabularMDP, policy: Any) -> Constants:
     """The constants of a fleet of finite MDPs (or a single one) under a policy class that states G, M and Lambda."""
     R_max = float(np.abs(mdps.r).max())
     return Constants(R_max, mdps.discount, mdps.horizon, policy.G, policy.M, policy.Lambda)

@@ -1,6 +1,6 @@
 """What one episode is, and the aliases that signatures share."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,8 +23,3 @@ class Trajectory(NamedTuple):
     action: PyTree[Shaped[Array, "..."]]
     reward: Float[Array, "*m T"]
     mask: Float[Array, "*m T"]
-
-
-def batch_size(batch: Any) -> int:
-    """The number of trajectories in a batch."""
-    return int(batch.reward.shape[0])

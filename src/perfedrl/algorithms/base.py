@@ -1,5 +1,6 @@
 """The interface of a federated algorithm, and the loop that all of them share."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -10,6 +11,8 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.types import Array, Params
+
+LARGEST_COUNT = 1_000_000
 
 
 class ServerState(NamedTuple):
@@ -27,9 +30,6 @@ class Algorithm(Protocol):
     its counts are static. What is personal stays in the client state and never enters an upload.
     """
 
-    alpha: Any
-    """The step size of the adaptation at deployment."""
-
     @property
     def trajectories_per_round(self) -> int:
         """What one round costs each agent."""
@@ -45,6 +45,10 @@ class Algorithm(Protocol):
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         """Combine the uploads, stacked along the agents' axis."""
+        ...
+
+    def shared(self, message: PyTree) -> Params:
+        """The shared initialization that a message carries."""
         ...
 
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
@@ -71,15 +75,18 @@ def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse batch sizes and numbers of local steps under 1."""
+    """Refuse batch sizes and numbers of local steps that are not whole numbers from 1 to a million."""
     for name, count in counts.items():
+        if not isinstance(count, numbers.Integral) or isinstance(count, bool):
+            raise UserError(f"{name} must be a whole number; it is {count!r}")
         if count < 1:
             raise UserError(f"{name} must be at least 1; it is {count}")
+        if count > LARGEST_COUNT:
+            raise UserError(f"{name} must be at most {LARGEST_COUNT}; it is {count}")
 
 
 def check_step_sizes(alpha: Any, beta: Any) -> None:
-    """Refuse alpha < 0 and beta <= 0, where they are plain numbers."""
-    for name, value, fine in (("alpha", alpha, lambda x: x >= 0), ("beta", beta, lambda x: x > 0)):
-        if isinstance(value, int | float) and not (fine(value) and value < float("inf")):
-            bound = ">= 0" if name == "alpha" else "> 0"
+    """Refuse alpha < 0 and beta <= 0, where they are numbers and not traced."""
+    for name, value, fine, bound in (("alpha", alpha, alpha >= 0, ">= 0"), ("beta", beta, beta > 0, "> 0")):
+        if isinstance(value, numbers.Real) and not (fine and value < float("inf")):
             raise UserError(f"{name} must be a finite number {bound}; it is {value}")

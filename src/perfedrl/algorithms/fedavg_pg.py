@@ -49,5 +49,8 @@ class FedAvgPG(eqx.Module):
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))
 
+    def shared(self, message: Params) -> Params:
+        return message
+
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

@@ -7,6 +7,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt, first_order_gradient, meta_gradient
 from perfedrl.types import Array, Params
 
@@ -36,6 +37,8 @@ class PerFedAvgPG(eqx.Module):
         m_out: int = 10,
         variant: Literal["exact", "first-order"] = "exact",
     ):
+        if variant not in ("exact", "first-order"):
+            raise UserError(f"the variant must be 'exact' or 'first-order'; it is {variant!r}")
         check_step_sizes(alpha, beta)
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, **({"m_h": m_h} if variant == "exact" else {}))
         self.alpha, self.beta = alpha, beta
@@ -67,6 +70,9 @@ class PerFedAvgPG(eqx.Module):
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         """theta^{k+1}, the mean of the agents' parameters, line 10."""
         return ServerState(average(uploads, weights))
+
+    def shared(self, message: Params) -> Params:
+        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """theta^K + alpha g_in, line 12."""

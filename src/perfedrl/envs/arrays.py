@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.tabular import TabularMDP, check
+from perfedrl.envs.tabular import TabularMDP, as_array, check
 from perfedrl.errors import UserError
 
 
@@ -65,10 +65,7 @@ def file_digest(file: str) -> str:
 def _array(name: str, x) -> np.ndarray:
     if x is None:
         raise UserError(f"the fleet needs the array {name} (P[n,S,A,S], r[n,S,A], mu[n,S])")
-    try:
-        array = np.asarray(x, dtype=np.float64)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"agents of one fleet must be alike in shape: {name} is ragged or not numeric") from error
+    array = as_array(name, x)
     expected = {"P": 4, "r": 3, "mu": 2}[name]
     if array.ndim != expected:
         raise UserError(f"{name} must have {expected} axes, the first one over agents; it has {array.ndim}")
@@ -80,5 +77,5 @@ def _read(file: str) -> dict[str, np.ndarray | None]:
     try:
         with np.load(file, allow_pickle=False) as data:
             return {name: data.get(name) for name in ("P", "r", "mu")}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
-        raise UserError(f"{file} is not an .npz file of plain arrays: {error}") from error
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, AttributeError) as error:
+        raise UserError(f"{file} is not an .npz file of plain arrays (made with numpy.savez, say)") from error

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.tabular import TabularMDP
+from perfedrl.envs.arrays import tabular_fleet
+from perfedrl.envs.fleet import Fleet
 
 WITNESS_FEATURES = ((0.0,), (1.0,), (3.0,))
 """phi of the scalar log-linear policy that the agents share."""
@@ -16,8 +16,6 @@ def bandits(rewards: Sequence[Sequence[float]] = ((1.0, 0.0, 0.0), (0.0, 0.0, 1.
 
     Train it with the policy `log-linear` and features [[[0], [1], [3]]], the scalar family of the proof.
     """
-    return fleet([_bandit(np.asarray(r, dtype=float)) for r in rewards])
-
-
-def _bandit(r: np.ndarray) -> TabularMDP:
-    return TabularMDP(P=np.ones((1, len(r), 1)), r=r[None], mu=[1.0], horizon=0, discount=0.0)
+    arms = len(rewards[0]) if rewards else 0
+    P = np.ones((len(rewards), 1, arms, 1))
+    return tabular_fleet(P, [[r] for r in rewards], np.ones((len(rewards), 1)), horizon=0, discount=0.0)

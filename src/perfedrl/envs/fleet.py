@@ -51,7 +51,8 @@ def stack(tasks: Sequence[Task]) -> Any:
     """Stack single tasks along a new leading axis, agent by agent."""
     mdps = [task for task in tasks if isinstance(task, TabularMDP)]
     if len(mdps) == len(tasks):
-        tasks = [widen(mdp, max(m.successor.shape[-1] for m in mdps)) for mdp in mdps]
+        width = max(mdp.successor.shape[-1] for mdp in mdps)
+        tasks = [widen(mdp, width) for mdp in mdps]
     _check_alike(tasks)
     return jax.tree.map(lambda *xs: np.stack(xs), *tasks)
 

@@ -37,9 +37,11 @@ def gridworld(
 
 
 def default_goals(width: int) -> tuple[Cell, ...]:
-    """Corners, then edge midpoints."""
+    """Corners, then edge midpoints, each once (the smallest grids have fewer than eight)."""
     end, middle = width - 1, width // 2
-    return (0, 0), (0, end), (end, 0), (end, end), (0, middle), (middle, 0), (middle, end), (end, middle)
+    corners = (0, 0), (0, end), (end, 0), (end, end)
+    midpoints = (0, middle), (middle, 0), (middle, end), (end, middle)
+    return tuple(dict.fromkeys(corners + midpoints))
 
 
 def grid_moves(height: int, width: int) -> np.ndarray:

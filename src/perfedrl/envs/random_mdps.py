@@ -23,8 +23,8 @@ def random_mdps(
     Rewards r ~ U[0, 1] are common to all agents unless `reward_heterogeneity` mixes in the agents' own in the same
     way; the start is uniform.
     """
-    if min(agents, states, actions) < 1 or held_out < 0:
-        raise UserError("random-mdps needs agents, states and actions >= 1 and held_out >= 0")
+    if min(agents, states, actions) < 1 or min(held_out, seed) < 0:
+        raise UserError("random-mdps needs agents, states and actions >= 1, held_out >= 0 and seed >= 0")
     rng = np.random.default_rng(seed)
     kernel = lambda: rng.dirichlet(np.ones(states), size=(states, actions))  # noqa: E731
     reward = lambda: rng.uniform(size=(states, actions))  # noqa: E731

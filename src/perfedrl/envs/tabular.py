@@ -13,6 +13,9 @@ TOLERANCE = 1e-6
 """How far a distribution's sum may be from 1: float32 input passes, a forgotten entry does not."""
 
 
+LONGEST_HORIZON = 1_000_000
+
+
 def inverse_cdf(p: Float[Array, " k"], u: Float[Array, ""]) -> Int[Array, ""]:
     """Draw an index from the distribution p by inverse transform of one uniform u in [0, 1).
 
@@ -37,8 +40,9 @@ class TabularMDP(eqx.Module):
     discount: float = eqx.field(static=True)
 
     def __init__(self, P, r, mu, horizon: int, discount: float):  # noqa: N803
-        P, r, mu = (np.asarray(x, dtype=np.float64) for x in (P, r, mu))
+        P, r, mu = (as_array(name, x) for name, x in (("P", P), ("r", r), ("mu", mu)))
         check(P, r, mu, horizon, discount)
+        P, mu = _normalized(P), _normalized(mu)
         self.successor, self.probability = _successor_lists(P)
         self.r, self.mu = r, mu
         self.horizon, self.discount = int(horizon), float(discount)
@@ -83,12 +87,22 @@ class TabularMDP(eqx.Module):
         return jnp.sum(jnp.asarray(self.probability) * v[self.successor], axis=-1)
 
 
+def as_array(name: str, x) -> np.ndarray:
+    """The array that a user gave, in float64."""
+    try:
+        return np.asarray(x, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{name} must be a full array of numbers; the given one is ragged or not numeric") from error
+
+
 def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noqa: N803
     """Raise a `UserError` that names the first thing wrong with an MDP's arrays."""
     who = "" if agent is None else f"agent {agent}: "
     if P.ndim != 3 or P.shape[0] != P.shape[2]:
         raise UserError(f"{who}P must have shape [S, A, S]; it has shape {list(P.shape)}")
     S, A = P.shape[:2]
+    if not S or not A:
+        raise UserError(f"{who}an MDP needs at least one state and one action; P has shape {list(P.shape)}")
     for name, x, shape in (("r", r, (S, A)), ("mu", mu, (S,))):
         if x.shape != shape:
             raise UserError(f"{who}{name} must have shape {list(shape)} to fit P; it has shape {list(x.shape)}")
@@ -104,10 +118,19 @@ def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noq
         raise UserError(f"{who}the row of P at state {s}, action {a} sums to {P[s, a].sum():.9g} instead of 1")
     if abs(mu.sum() - 1) > TOLERANCE:
         raise UserError(f"{who}mu sums to {mu.sum():.9g} instead of 1")
-    if horizon != int(horizon) or horizon < 0:
-        raise UserError(f"{who}horizon must be a whole number >= 0; it is {horizon}")
+    if not 0 <= horizon <= LONGEST_HORIZON or horizon != int(horizon):
+        raise UserError(f"{who}horizon must be a whole number >= 0 and <= {LONGEST_HORIZON}; it is {horizon}")
     if not 0 <= discount < 1:
         raise UserError(f"{who}discount must lie in [0, 1); it is {discount}")
+
+
+def _normalized(p: np.ndarray) -> np.ndarray:
+    """Distributions that sum to 1 exactly where they did so to the tolerance: sampled and exact agents must agree.
+
+    Sums that are right to double precision are left alone, so that such input is kept to the last bit.
+    """
+    total = p.sum(axis=-1, keepdims=True)
+    return np.where(np.abs(total - 1) > 1e-12, p / total, p)
 
 
 def _first(where: np.ndarray) -> str:

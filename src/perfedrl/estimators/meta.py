@@ -21,7 +21,7 @@ class StepKeys(NamedTuple):
 
 
 def adapt(agent: Objective, theta: Params, alpha: Scalar, key: PRNGKeyArray, m: int) -> Params:
-    """theta~ = theta + alpha g_in, one policy-gradient step from m trajectories (lines 13-14 of Algorithm 1)."""
+    """theta~ = theta + alpha g_in, one policy-gradient step from m trajectories (lines 14-15 of Algorithm 1)."""
     return optax.tree.add_scale(theta, alpha, agent.gradient(theta, key, m))
 
 

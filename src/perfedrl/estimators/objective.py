@@ -1,5 +1,6 @@
 """What an algorithm sees of an agent: a stochastic gradient, a curvature product and a value."""
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
@@ -12,6 +13,9 @@ from perfedrl.estimators.gradient import policy_gradient
 from perfedrl.estimators.returns import reward_to_go
 from perfedrl.rollout import RolloutSampler, Sampler
 from perfedrl.types import Array, Params, Trajectory
+
+Weights = Callable[..., Array]
+"""(batch, discount) -> what each decision's score is weighted with, [m, T]: the reward-to-go, or it less a baseline."""
 
 
 @runtime_checkable
@@ -46,17 +50,19 @@ class PolicyObjective(eqx.Module):
     policy: Any
     discount: float = eqx.field(static=True)
     curvature_form: str = eqx.field(static=True, default="score")
+    weights: Weights = eqx.field(static=True, default=reward_to_go)
 
     @property
     def traceable(self) -> bool:
         return self.sampler.traceable
 
     def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
-        return _gradient(self.policy, self.discount, params, self.sampler.sample(params, key, m))
+        batch = self.sampler.sample(params, key, m)
+        return _gradient(self.policy, self.weights, self.discount, params, batch)
 
     def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
         batch = self.sampler.sample(params, key, m)
-        return _curvature(self.policy, self.discount, self.curvature_form, params, batch, v)
+        return _curvature(self.policy, self.weights, self.discount, self.curvature_form, params, batch, v)
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
         return jnp.mean(reward_to_go(self.sampler.sample(params, key, m), self.discount)[:, 0])
@@ -67,21 +73,25 @@ class Sampled(eqx.Module):
 
     policy: Any
     curvature: str = eqx.field(static=True, default="score")
+    weights: Weights = eqx.field(static=True, default=reward_to_go)
 
     def __call__(self, task: Any) -> PolicyObjective:
-        return PolicyObjective(RolloutSampler(task, self.policy), self.policy, task.discount, self.curvature)
+        sampler = RolloutSampler(task, self.policy)
+        return PolicyObjective(sampler, self.policy, task.discount, self.curvature, self.weights)
 
 
 # Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
 
 
-def _pg(policy: Any, discount: float, params: Params, batch: Trajectory) -> Params:
-    return policy_gradient(policy.log_prob, params, batch, reward_to_go(batch, discount))
+def _pg(policy: Any, weights: Weights, discount: float, params: Params, batch: Trajectory) -> Params:
+    return policy_gradient(policy.log_prob, params, batch, weights(batch, discount))
 
 
-def _hvp(policy: Any, discount: float, form: str, params: Params, batch: Trajectory, v: Params) -> Params:
-    return CURVATURES[form](policy.log_prob, params, batch, reward_to_go(batch, discount), v)
+def _hvp(
+    policy: Any, weights: Weights, discount: float, form: str, params: Params, batch: Trajectory, v: Params
+) -> Params:
+    return CURVATURES[form](policy.log_prob, params, batch, weights(batch, discount), v)
 
 
-_gradient = jit(_pg, static_argnums=1)
-_curvature = jit(_hvp, static_argnums=(1, 2))
+_gradient = jit(_pg, static_argnums=(1, 2))
+_curvature = jit(_hvp, static_argnums=(1, 2, 3))

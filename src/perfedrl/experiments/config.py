@@ -1,10 +1,10 @@
 """What to run: a frozen, validated config, read from TOML and identified by a digest."""
 
+import dataclasses
 import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,19 @@ from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
 from perfedrl.estimators import CURVATURES
-from perfedrl.policies import POLICIES
+from perfedrl.policies import POLICIES, Policy
+from perfedrl.registry import shortened
 
-TRACED = ("alpha", "beta")
-"""Parameters of an algorithm that runs compiled together may differ in."""
+MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a config describes."""
+
+    fleet: Fleet
+    policy: Any
+    algorithm: Algorithm
 
 
 class Config(BaseModel):
@@ -32,48 +41,55 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str
     seeds: tuple[int, ...]
-    rounds: int = Field(ge=1)
-    evaluate_every: int = Field(default=1, ge=1)
+    rounds: int = Field(ge=1, le=MOST_ROUNDS)
+    evaluate_every: int = Field(default=1, ge=1, le=MOST_ROUNDS)
     fleet: dict[str, Any]
     policy: dict[str, Any]
     algorithm: dict[str, Any]
     curvature: str = "score"
 
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or not name[0].isalnum():
+            raise UserError(f"name = {shortened(name)}: use letters, digits, '.', '_' and '-', it names a folder")
+        return name
+
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: Any) -> Any:
         """A number N stands for the seeds 0 .. N-1."""
-        if isinstance(value, int) and not isinstance(value, bool):
-            if value < 1:
-                raise ValueError(f"there must be at least one seed, not {value}")
-            return tuple(range(value))
-        if isinstance(value, list | tuple):
-            if not value or len(set(value)) < len(value):
-                raise ValueError("the list of seeds must not be empty or name a seed twice")
-            if any(not isinstance(seed, int) or not 0 <= seed < 2**32 for seed in value):
-                raise ValueError("seeds must be whole numbers from 0 to 2**32 - 1")
-        return value
+        whole = lambda x: isinstance(x, int) and not isinstance(x, bool)  # noqa: E731
+        if whole(value):
+            value = range(value) if 0 <= value <= MOST_SEEDS else [None]
+        if not isinstance(value, list | tuple | range) or not all(whole(x) and 0 <= x < 2**32 for x in value):
+            raise UserError(
+                f"seeds must be a number from 1 to {MOST_SEEDS} or a list of whole numbers from 0 to 2**32 - 1"
+            )
+        if not value or len(set(value)) < len(value):
+            raise UserError("there must be at least one seed, and none may be named twice")
+        return tuple(value)
 
     @field_validator("fleet")
     @classmethod
     def _fleet(cls, table: dict[str, Any]) -> dict[str, Any]:
-        env, params = _named(table, "env", "fleet")
-        if env == "arrays" and params.get("file"):
+        env, params = _named(table, "env", "fleet", ENVS)
+        if env == "arrays" and params.get("file") and not params.get("sha256"):
             params = {**params, "sha256": file_digest(params["file"])}
         return {"env": env, **ENVS.resolve(env, params)}
 
     @field_validator("policy")
     @classmethod
     def _policy(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = _named(table, "name", "policy")
+        name, params = _named(table, "name", "policy", POLICIES)
         return {"name": name, **POLICIES.resolve(name, params, supplied=("fleet",))}
 
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = _named(table, "name", "algorithm")
+        name, params = _named(table, "name", "algorithm", ALGORITHMS)
         return {"name": name, **ALGORITHMS.resolve(name, params)}
 
     @field_validator("curvature")
@@ -84,54 +100,61 @@ class Config(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """Ten hex digits that identify everything but the name."""
-        content = self.model_dump(mode="json", exclude={"name"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+        """Ten hex digits that identify everything but the name. A file of arrays counts by its content."""
+        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def folder(self) -> str:
         """The name of the run's folder."""
         return f"{self.name}-{self.digest}"
 
-    @property
-    def compiles_with(self) -> str:
-        """Configs that agree in this string share one compiled program: they differ in seeds and step sizes only."""
-        content = self.model_dump(mode="json", exclude={"name", "seeds"})
-        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if k not in TRACED}
+    @cached_property
+    def trains_with(self) -> str:
+        """Configs that agree in this string train side by side: they differ in seeds and step sizes only."""
+        content = self._content()
+        del content["seeds"]
+        traced = _traced(type(self.parts.algorithm))
+        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if k not in traced}
         return json.dumps(content, sort_keys=True)
 
-    def build(self) -> "Parts":
-        """Make the parts; whatever is wrong with them is said here, before anything compiles."""
+    @cached_property
+    def parts(self) -> Parts:
+        """The fleet, the policy and the algorithm; what is wrong with them is said here, before anything compiles."""
         fleet = ENVS[self.fleet["env"]](**_params(self.fleet, "env"))
+        _check_kind(fleet, Fleet, "environment", self.fleet["env"])
         policy = POLICIES[self.policy["name"]](fleet=fleet, **_params(self.policy, "name"))
+        _check_kind(policy, Policy, "policy", self.policy["name"])
         algorithm = ALGORITHMS[self.algorithm["name"]](**_params(self.algorithm, "name"))
+        _check_kind(algorithm, Algorithm, "algorithm", self.algorithm["name"])
         return Parts(fleet, policy, algorithm)
 
-    def to_toml(self) -> str:
-        """The config as TOML, defaults included; reading it back gives an equal config."""
-        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+    def to_toml(self, **fleet: Any) -> str:
+        """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
+        content = self.model_dump(mode="json")
+        content["fleet"] |= fleet
+        return tomli_w.dumps(_without_none(content))
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What a config describes."""
-
-    fleet: Fleet
-    policy: Any
-    algorithm: Algorithm
+    def _content(self) -> dict[str, Any]:
+        content = self.model_dump(mode="json", exclude={"name"})
+        if content["fleet"].get("sha256"):
+            content["fleet"].pop("file")
+        return content
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config from a TOML file."""
+    """Read a config from a TOML file; a file that it names is looked for in the config's own folder."""
     path = Path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"there is no config {path}") from error
-    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a config: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a config") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
+    fleet = table.get("fleet")
+    if isinstance(fleet, dict) and isinstance(fleet.get("file"), str) and fleet["file"]:
+        fleet["file"] = str(path.parent / fleet["file"])
     try:
         return make_config(table)
     except UserError as error:
@@ -139,32 +162,44 @@ def load_config(path: str | Path) -> Config:
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
-    """Check a table of settings; the error is one sentence about the first thing wrong."""
+    """Check a table of settings and build what it describes; the error is one sentence about the first thing wrong."""
     for key in table:
         if key not in Config.model_fields:
             raise UserError(f"unknown key {key!r}{nearest(key, Config.model_fields)}")
     try:
-        config = Config(**table)
+        config = Config.model_validate_json(json.dumps(dict(table), default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
+        if isinstance(first.get("ctx", {}).get("error"), UserError):
+            raise first["ctx"]["error"] from None
         where = ".".join(str(part) for part in first["loc"])
         if first["type"] == "missing":
             raise UserError(f"the config lacks {where!r}") from error
-        message = first["msg"].removeprefix("Value error, ")
-        told = message if isinstance(first.get("ctx", {}).get("error"), UserError) else f"{where}: {message.lower()}"
-        raise UserError(told if first["type"] == "value_error" else f"{told}, not {first['input']!r}") from error
-    config.build()
+        message = first["msg"][0].lower() + first["msg"][1:]
+        raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
+    config.parts  # noqa: B018
     return config
 
 
-def _named(table: Mapping[str, Any], key: str, what: str) -> tuple[str, dict[str, Any]]:
+def _named(table: Mapping[str, Any], key: str, what: str, known: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(table.get(key), str):
-        raise UserError(f'the table [{what}] needs {key} = "..."{nearest(key, table) if table else ""}')
-    return table[key], {k: v for k, v in table.items() if k != key}
+        raise UserError(f'the table [{what}] needs {key} = "...", one of: {", ".join(known)}')
+    return table[key], _params(table, key)
 
 
 def _params(table: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k != key}
+
+
+def _check_kind(part: Any, kind: type, what: str, name: str) -> None:
+    if not isinstance(part, kind):
+        raise UserError(f"the {what} {name!r} must make a perfedrl {kind.__name__}; it made a {type(part).__name__}")
+
+
+def _traced(algorithm: type) -> set[str]:
+    """The settings of an algorithm that are leaves of its pytree, and so may differ within one compiled program."""
+    fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
+    return {field.name for field in fields if not field.metadata.get("static", False)}
 
 
 def _without_none(value: Any) -> Any:

@@ -26,7 +26,7 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     alpha = run.config.algorithm["alpha"] if alpha is None else alpha
     if not 0 <= alpha < np.inf:
         raise UserError(f"alpha must be a finite number >= 0; it is {alpha}")
-    parts = run.config.build()
+    parts = run.config.parts
     rows = []
     for part, tasks in (("training", parts.fleet.train), ("held-out", parts.fleet.held_out)):
         if tasks is None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,26 @@ from typing import Any
 import jax
 import numpy as np
 
+from perfedrl.compilation import enable_cache
+from perfedrl.errors import UserError
+from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import (
     Checkpoint,
+    check_folder,
     discard_checkpoint,
+    has_checkpoint,
     has_run,
     load_checkpoint,
     load_run,
+    locked,
+    partial_folder,
     save_checkpoint,
     save_run,
 )
 from perfedrl.history import History
-from perfedrl.simulation import Simulation, Standing
+from perfedrl.simulation import Simulation, Standing, shared_params
 
 CHECKPOINT_SECONDS = 2.0
 """The least time between two checkpoints; an interrupt writes one in any case."""
@@ -44,20 +52,30 @@ def train(
     restart: bool = False,
     chunk: int | None = None,
     progress: Progress | None = None,
+    compile_cache: bool = True,
 ) -> Any:
     """Train a config, or several at once, and return the run or the list of runs.
 
     What is already in `root` is read instead of trained, and what was interrupted goes on where it stood, unless
-    `restart` is set.
+    `restart` is set. Compiled programs are kept on disk for the next time unless `compile_cache` is off.
     """
     configs = [config] if isinstance(config, Config) else list(config)
     root = Path(root)
+    check_folder(root)
+    if chunk is not None and chunk < 1:
+        raise UserError(f"chunk must be at least 1; it is {chunk}")
+    if compile_cache:
+        enable_cache()
     if restart:
         for item in configs:
             discard_checkpoint(root, item)
-    missing = {item.folder: item for item in configs if restart or not has_run(root, item)}
-    for group in _groups(root, missing.values()):
-        _train_together(root, *group, chunk=chunk, progress=progress)
+    unfinished = lambda item: restart or has_checkpoint(root, item) or not has_run(root, item)  # noqa: E731
+    missing = {item.folder: item for item in configs if unfinished(item)}
+    for members, checkpoints in _groups(root, missing.values()):
+        with ExitStack() as locks:
+            for item in members:
+                locks.enter_context(locked(root, item))
+            _train_together(root, members, checkpoints, chunk, progress)
     runs = [load_run(root / item.folder) for item in configs]
     return runs[0] if isinstance(config, Config) else runs
 
@@ -67,7 +85,7 @@ def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], l
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
     for config in configs:
         checkpoint = load_checkpoint(root, config)
-        key = config.compiles_with, checkpoint.round if checkpoint else -1
+        key = config.trains_with, checkpoint.round if checkpoint else -1
         members, checkpoints = groups.setdefault(key, ([], []))
         members.append(config)
         if checkpoint:
@@ -78,38 +96,47 @@ def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], l
 def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpoint], chunk, progress) -> None:
     began = time.monotonic() - (checkpoints[0].seconds if checkpoints else 0.0)
     simulation = _simulation(configs, chunk)
-    standing = start = _resume(simulation, checkpoints)
     rounds, label = configs[0].rounds, _label(configs)
+    tell = progress or (lambda *_: None)
+    tell(label, checkpoints[0].round if checkpoints else 0, rounds)  # before the first compilation
+    standing = start = _resume(simulation, checkpoints)
     saved = time.monotonic()
-    if progress:
-        progress(label, standing.round, rounds)  # before the first compilation, so that the bar is there at once
     try:
         for standing in simulation.run(start, rounds, configs[0].evaluate_every):
-            if progress:
-                progress(label, standing.round, rounds)
+            tell(label, standing.round, rounds)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 _save_checkpoints(root, configs, standing, time.monotonic() - began)
                 saved = time.monotonic()
+        _save_runs(root, configs, standing, time.monotonic() - began)
     except KeyboardInterrupt:
-        _save_checkpoints(root, configs, standing, time.monotonic() - began)
+        unfinished = [config for config in configs if partial_folder(root, config).exists()]
+        _save_checkpoints(root, configs, standing, time.monotonic() - began, only=unfinished)
         raise Interrupted([config.name for config in configs], standing.round, rounds) from None
-    for config, lanes in _lanes(configs):
-        params = jax.tree.map(lambda x, lanes=lanes: x[lanes], standing.state.server.message)
-        about = {**provenance(time.monotonic() - began), "trained_with": [c.folder for c in configs if c is not config]}
-        save_run(root, config, standing.history.select(lanes), params, about)
 
 
-def _save_checkpoints(root: Path, configs: Sequence[Config], standing: Standing, seconds: float) -> None:
+def _save_runs(root: Path, configs: Sequence[Config], standing: Standing, seconds: float) -> None:
+    params = shared_params(configs[0].parts.algorithm, standing.state)
     for config, lanes in _lanes(configs):
-        leaves = tuple(leaf[lanes] for leaf in jax.tree.leaves(standing.state))
-        save_checkpoint(root, config, Checkpoint(standing.round, leaves, standing.history.select(lanes), seconds))
+        own = jax.tree.map(lambda x, lanes=lanes: x[lanes], params)
+        about = {**provenance(seconds), "trained_with": [c.folder for c in configs if c is not config]}
+        save_run(root, config, standing.history.select(lanes), own, about)
+
+
+def _save_checkpoints(
+    root: Path, configs: Sequence[Config], standing: Standing, seconds: float, only: Sequence[Config] | None = None
+) -> None:
+    for config, lanes in _lanes(configs):
+        if only is None or config in only:
+            leaves = tuple(leaf[lanes] for leaf in jax.tree.leaves(standing.state))
+            save_checkpoint(root, config, Checkpoint(standing.round, leaves, standing.history.select(lanes), seconds))
 
 
 def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
-    parts = [config.build() for config in configs]
+    parts = [config.parts for config in configs]
     algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
     seeds = [seed for config in configs for seed in config.seeds]
-    return Simulation(parts[0].fleet, parts[0].policy, algorithms, seeds, configs[0].curvature, chunk=chunk)
+    agent = Sampled(parts[0].policy, configs[0].curvature)
+    return Simulation(parts[0].fleet, parts[0].policy, algorithms, seeds, agent, chunk)
 
 
 def _lanes(configs: Sequence[Config]) -> list[tuple[Config, slice]]:

@@ -10,7 +10,8 @@ import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,17 @@ from perfedrl.experiments.config import Config, load_config
 from perfedrl.history import History
 from perfedrl.types import Params
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks; there a second process is not noticed
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = 1
 """Raised when the layout of a run changes; a run of a newer format is refused."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, LOCK, FLEET_FILE = "checkpoint.safetensors", "lock", "fleet.npz"
+AGAIN = "train its config again with --restart"
 
 
 @dataclass(frozen=True)
@@ -54,19 +61,28 @@ class Checkpoint:
 
 
 def save_run(root: Path, config: Config, history: History, params: Params, provenance: Mapping[str, Any]) -> Path:
-    """Write a finished run and remove its checkpoint."""
-    folder, partial = root / config.folder, _partial(root, config)
+    """Write a finished run and remove its checkpoint. The folder gets its name when all is in it."""
+    folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
+    own_file = {}
+    if config.fleet.get("file"):
+        write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
+        own_file = {"file": FLEET_FILE}
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **history.arrays())
-    write_atomically(partial / "config.toml", config.to_toml().encode())
+    write_atomically(partial / "config.toml", config.to_toml(**own_file).encode())
     write_atomically(partial / "history.npz", buffer.getvalue())
     write_atomically(partial / "params.safetensors", save(_named_leaves(params)))
     write_atomically(partial / "provenance.json", (json.dumps(dict(provenance), indent=2) + "\n").encode())
-    (partial / CHECKPOINT).unlink(missing_ok=True)
+    for name in (CHECKPOINT, LOCK):
+        (partial / name).unlink(missing_ok=True)
     if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(partial, folder)
+        old = Path(tempfile.mkdtemp(dir=root, prefix=".replaced-"))
+        os.replace(folder, old / "run")
+        os.replace(partial, folder)
+        shutil.rmtree(old)
+    else:
+        os.replace(partial, folder)
     return folder
 
 
@@ -76,23 +92,40 @@ def load_run(folder: str | Path) -> Run:
     if not folder.is_dir():
         siblings = [path.name for path in folder.parent.glob("*-*") if path.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
+    provenance = _read_provenance(folder)
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; train its config again")
-    provenance = _read_json(folder / "provenance.json")
-    if provenance.get("format", 0) > FORMAT:
-        raise UserError(
-            f"{folder} was written by a newer perfedrl ({provenance.get('perfedrl')}, format {provenance['format']}); "
-            f"this one reads formats up to {FORMAT}: upgrade perfedrl"
-        )
+        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {AGAIN}")
     config = load_config(folder / "config.toml")
+    if not folder.name.endswith(config.digest):
+        raise UserError(f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}")
     try:
         with np.load(folder / "history.npz", allow_pickle=False) as arrays:
             history = History(**{name: arrays[name] for name in History.__dataclass_fields__})
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / 'history.npz'} is damaged: {error}; train the config again") from error
+        raise UserError(f"{folder / 'history.npz'} is damaged; {AGAIN}") from error
     leaves, _ = _read_safetensors(folder / "params.safetensors")
-    return Run(folder, config, history, _like(config.build().policy.init(jax.random.key(0)), leaves), provenance)
+    params = _like(config.parts.policy.init(jax.random.key(0)), leaves, len(config.seeds))
+    return Run(folder, config, history, params, provenance)
+
+
+def _read_provenance(folder: Path) -> dict[str, Any]:
+    path = folder / "provenance.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a complete run: {path.name} missing; {AGAIN}")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        format_, known = content["format"], {"seconds", "finished", "device"} <= set(content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; {AGAIN}") from error
+    if not isinstance(format_, int) or not known:
+        raise UserError(f"{path} is damaged; {AGAIN}")
+    if format_ > FORMAT:
+        raise UserError(
+            f"{folder} was written by a newer perfedrl ({content.get('perfedrl')}, format {format_}); "
+            f"this one reads formats up to {FORMAT}: upgrade perfedrl"
+        )
+    return content
 
 
 def has_run(root: Path, config: Config) -> bool:
@@ -111,27 +144,70 @@ def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
     tensors = {f"state.{i}": np.ascontiguousarray(leaf) for i, leaf in enumerate(checkpoint.leaves)}
     tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in checkpoint.history.arrays().items()}
     about = {"format": str(FORMAT), "round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
-    folder = _partial(root, config)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / CHECKPOINT, save(tensors, metadata=about))
+    write_atomically(partial_folder(root, config) / CHECKPOINT, save(tensors, metadata=about))
 
 
 def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
     """Read where an unfinished run stands, if there is one."""
-    path = _partial(root, config) / CHECKPOINT
+    path = partial_folder(root, config) / CHECKPOINT
     if not path.is_file():
         return None
     tensors, about = _read_safetensors(path)
-    if int(about.get("format", 0)) > FORMAT:
-        raise UserError(f"{path} was written by a newer perfedrl: upgrade, or remove the folder to start again")
-    leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
-    history = History(**{name: tensors[f"history.{name}"] for name in History.__dataclass_fields__})
-    return Checkpoint(int(about["round"]), tuple(leaves), history, float(about["seconds"]))
+    try:
+        if int(about["format"]) > FORMAT:
+            raise UserError(f"{path} was written by a newer perfedrl: upgrade, or start again with --restart")
+        leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
+        history = History(**{name: tensors[f"history.{name}"] for name in History.__dataclass_fields__})
+        return Checkpoint(int(about["round"]), tuple(leaves), history, float(about["seconds"]))
+    except KeyError as error:
+        raise UserError(f"{path} is damaged; {AGAIN}") from error
+
+
+def has_checkpoint(root: Path, config: Config) -> bool:
+    """Whether an unfinished run of this config is there."""
+    return (partial_folder(root, config) / CHECKPOINT).is_file()
 
 
 def discard_checkpoint(root: Path, config: Config) -> None:
-    """Forget an unfinished run."""
-    shutil.rmtree(_partial(root, config), ignore_errors=True)
+    """Forget where an unfinished run stood."""
+    (partial_folder(root, config) / CHECKPOINT).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(root: Path, config: Config) -> Iterator[None]:
+    """Keep other processes from training the same run; the lock goes with its holder, however that ends."""
+    folder = partial_folder(root, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "wb") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"another process is training {config.folder} right now") from error
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be one, before any work is done for it."""
+    for part in (path, *path.parents):
+        if part.exists():
+            if not part.is_dir():
+                raise UserError(f"{part} is a file; a folder is needed there")
+            if not os.access(part, os.W_OK):
+                raise UserError(f"the folder {part} cannot be written to")
+            return
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; a file is needed there")
+    check_folder(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -150,7 +226,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _partial(root: Path, config: Config) -> Path:
+def partial_folder(root: Path, config: Config) -> Path:
+    """Where a run stands until it is finished."""
     return root / f"{config.folder}.partial"
 
 
@@ -164,11 +241,12 @@ def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
     return {name(path): np.ascontiguousarray(leaf) for path, leaf in paths}
 
 
-def _like(template: Any, leaves: Mapping[str, np.ndarray]) -> Any:
-    names = list(_named_leaves(template))
-    if set(names) != set(leaves):
-        raise UserError(f"the saved parameters {sorted(leaves)} do not fit the policy, which has {sorted(names)}")
-    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in names])
+def _like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int) -> Any:
+    expected = {name: (seeds, *leaf.shape) for name, leaf in _named_leaves(template).items()}
+    came = {name: leaf.shape for name, leaf in leaves.items()}
+    if came != expected:
+        raise UserError(f"the saved parameters {came} do not fit the policy, which needs {expected}")
+    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -176,14 +254,4 @@ def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it must hold an object")
-    return content
+        raise UserError(f"{path} is not a readable safetensors file; {AGAIN}") from error

@@ -72,6 +72,11 @@ FIGURES: Mapping[str, Callable[[Runs, Axes], list[Row]]] = MappingProxyType(
 
 def draw(experiment: str, title: str, runs: Runs, folder: str | Path) -> list[Path]:
     """Draw an experiment's figure from its runs; return the files written: PNG, PDF and CSV."""
+    return save(*figure_of(experiment, title, runs), Path(folder) / experiment)
+
+
+def figure_of(experiment: str, title: str, runs: Runs) -> tuple[Figure, list[Row]]:
+    """An experiment's figure and the points in it."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -84,7 +89,7 @@ def draw(experiment: str, title: str, runs: Runs, folder: str | Path) -> list[Pa
     axes.spines[["top", "right"]].set_visible(False)
     # Outside the axes the legend cannot cover data.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return save(figure, rows, Path(folder) / experiment)
+    return figure, rows
 
 
 def band(axes: Axes, series: str, x: np.ndarray, values: np.ndarray, style: Mapping[str, Any]) -> list[Row]:
