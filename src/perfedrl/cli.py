@@ -16,8 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from perfedrl import compilation
+from perfedrl.algorithms import ALGORITHMS
+from perfedrl.envs import ENVS
 from perfedrl.errors import UserError, nearest
+from perfedrl.estimators import CURVATURES
+from perfedrl.experiments import paper, store
+from perfedrl.experiments.config import load_config
+from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.run import Interrupted
+from perfedrl.experiments.run import train as train_configs
+from perfedrl.policies import POLICIES
 from perfedrl.report import tables
 
 app = typer.Typer(
@@ -62,13 +70,10 @@ def train(
 
     Example: perfedrl train configs/gridworld.toml
     """
-    from perfedrl.experiments.config import load_config
-    from perfedrl.experiments.run import train as train_config
-
-    start()
+    compilation.use_all_cores()
     checked = load_config(config)
     with training(restart) as progress:
-        run = train_config(checked, runs, restart=restart, chunk=chunk, progress=progress, compile_cache=compile_cache)
+        run = train_configs(checked, runs, restart=restart, chunk=chunk, progress=progress, compile_cache=compile_cache)
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
 
@@ -83,17 +88,14 @@ def evaluate(
 
     Example: perfedrl evaluate runs/gridworld-0123456789
     """
-    from perfedrl.experiments.evaluate import evaluate as evaluate_run
-    from perfedrl.experiments.store import check_file, load_run, write_atomically
-
     if json_file:
-        check_file(json_file)
-    start()
-    rows = evaluate_run(load_run(run), alpha)
+        store.check_file(json_file)
+    compilation.use_all_cores()
+    rows = evaluate_run(store.load_run(run), alpha)
     out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
-        write_atomically(json_file, as_json(content))
+        store.write_atomically(json_file, as_json(content))
 
 
 @app.command()
@@ -111,17 +113,14 @@ def reproduce(
 
     Examples: perfedrl reproduce e1 --quick; perfedrl reproduce all --seeds 10 --json claims.json
     """
-    from perfedrl.experiments import paper
-    from perfedrl.experiments.run import train as train_configs
-    from perfedrl.experiments.store import check_file, check_folder, write_atomically
-    from perfedrl.report.figures import draw
+    from perfedrl.report.figures import draw  # matplotlib is slow to import and only needed here
 
     chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
     count = seeds or (paper.QUICK_SEEDS if quick else paper.SEEDS)
-    check_folder(figures)
+    store.check_folder(figures)
     if json_file:
-        check_file(json_file)
-    start()
+        store.check_file(json_file)
+    compilation.use_all_cores()
     configs = paper.all_configs(chosen, count)
     with training(restart) as progress:
         trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
@@ -133,7 +132,7 @@ def reproduce(
         written += draw(experiment.name, experiment.title, done, figures)
     out.print(tables.claims(claims, count))
     if json_file:
-        write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
+        store.write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
         written.append(json_file)
     out.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
 
@@ -144,30 +143,21 @@ def list_(
     runs: RunsFolder = Path("runs"),
 ) -> None:
     """List finished runs, or the parts that a config can name, with their parameters."""
-    from perfedrl.experiments.paper import EXPERIMENTS
-
     if kind is Kind.runs:
         table = tables.runs(readable(runs))
         out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
-        out.print(tables.titles(EXPERIMENTS))
+        out.print(tables.titles(paper.EXPERIMENTS))
     else:
         out.print(tables.parts(registry_of(kind), with_parameters=kind is not Kind.estimators))
 
 
 def registry_of(kind: Kind) -> Any:
-    from perfedrl.algorithms import ALGORITHMS
-    from perfedrl.envs import ENVS
-    from perfedrl.estimators import CURVATURES
-    from perfedrl.policies import POLICIES
-
     return {"envs": ENVS, "policies": POLICIES, "estimators": CURVATURES, "algorithms": ALGORITHMS}[kind]
 
 
 def readable(root: Path) -> Iterator[Any]:
     """The finished runs in a folder; of those that cannot be read it says why."""
-    from perfedrl.experiments import store
-
     for folder in store.list_runs(root):
         try:
             yield store.load_run(folder)
@@ -183,10 +173,6 @@ def choose(name: str, known: Any) -> Any:
     if name not in known:
         raise UserError(f"unknown experiment {name!r}{nearest(name, [*known, 'all'])}")
     return known[name]
-
-
-def start() -> None:
-    compilation.use_all_cores()
 
 
 @contextmanager
