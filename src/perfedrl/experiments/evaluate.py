@@ -23,7 +23,11 @@ class AgentReturn(NamedTuple):
 
 def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     """Evaluate every training and held-out agent, with the run's own adaptation step size or another one."""
-    alpha = run.config.algorithm["alpha"] if alpha is None else alpha
+    alpha = run.config.algorithm.get("alpha") if alpha is None else alpha
+    if alpha is None:
+        raise UserError(
+            f"the algorithm of {run.folder.name} has no adaptation step size alpha: say which to adapt with"
+        )
     if not 0 <= alpha < np.inf:
         raise UserError(f"alpha must be a finite number >= 0; it is {alpha}")
     parts = run.config.parts
