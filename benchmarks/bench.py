@@ -31,6 +31,12 @@ def clock(f) -> float:
     return time.perf_counter() - began
 
 
+def clock_cold(f) -> float:
+    """Seconds with nothing compiled yet."""
+    jax.clear_caches()
+    return clock(f)
+
+
 def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
     parts = tabular(variant, 2.0, seeds).parts
     return Simulation(fleet or parts.fleet, parts.policy, [parts.algorithm] * seeds, list(range(seeds)))
@@ -58,8 +64,9 @@ def against_numpy(peer_seeds: int) -> None:
         peer = numpy_seconds(variant, peer_seeds)
         sim = simulation(variant, SEEDS)
         start = sim.start()
-        cold = clock(lambda sim=sim, start=start: sim.advance(start, 0, ROUNDS))
-        warm = statistics.median(clock(lambda: sim.advance(start, 0, ROUNDS)) for _ in range(5))  # noqa: B023
+        train_all = lambda sim=sim, start=start: sim.advance(start, 0, ROUNDS)  # noqa: E731
+        cold = statistics.median(clock_cold(train_all) for _ in range(3))
+        warm = statistics.median(clock(train_all) for _ in range(5))
         trajectories = SEEDS * 8 * ROUNDS * sim.algorithms[0].trajectories_per_round
         row = np.asarray([peer, cold, warm])
         total += row
