@@ -30,7 +30,7 @@ reproduce: $(STAMP)
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
-		--no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" \
+		--no-annotate --custom-compile-command "make lock" \
 		--extra dev pyproject.toml -o requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
