@@ -109,13 +109,13 @@ def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None =
 
 @float64
 def gradient(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Params:
-    """Grad J(theta), eq. (2), in the shape of theta."""
+    """The gradient of J, eq. (2), in the shape of theta."""
     return _grad_J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, "..."]:
-    """grad^2 J(theta), eq. (3); for theta[S,A] an array [S,A,S,A]."""
+    """The Hessian of J, eq. (3); for theta[S,A] an array [S,A,S,A]."""
     return _hess_J(*_fitting(policy, mdp, theta))
 
 
@@ -127,13 +127,13 @@ def meta_objective(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy
 
 @float64
 def meta_gradient(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
-    """Grad F(theta), eq. (6), in the shape of theta."""
+    """The gradient of F, eq. (6), in the shape of theta."""
     return _grad_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def meta_hessian(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
-    """grad^2 F(theta); for theta[S,A] an array [S,A,S,A]."""
+    """The Hessian of F; for theta[S,A] an array [S,A,S,A]."""
     return _hess_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
@@ -150,9 +150,9 @@ def returns(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None
 
 
 @float64
-def returns_of_many(mdps: TabularMDP, thetas: Params, alphas: Float[Array, " L"], policy: TablePolicy):
+def returns_of_many(mdps: TabularMDP, thetas: Params, alpha: Scalar, policy: TablePolicy) -> Array:
     """`returns` for L parameters at once, leading axis L: an array [L, 2, n]."""
-    return _many_returns(policy, mdps, thetas, alphas)
+    return _many_returns(policy, mdps, thetas, alpha)
 
 
 @float64
@@ -231,5 +231,5 @@ _grad_F = jit(jax.grad(_mean(F), argnums=2))
 _hess_F = jit(jax.hessian(_mean(F), argnums=2))
 _D = jit(_mean(_adapted_gradient))
 _returns = jit(_before_and_after)
-_many_returns = jit(jax.vmap(_before_and_after, in_axes=(None, None, 0, 0)))
+_many_returns = jit(jax.vmap(_before_and_after, in_axes=(None, None, 0, None)))
 _optimum = jit(_optimal)

@@ -35,8 +35,7 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     for part, tasks in (("training", parts.fleet.train), ("held-out", parts.fleet.held_out)):
         if tasks is None:
             continue
-        alphas = np.full(len(run.config.seeds), alpha)
-        returns = exact.returns_of_many(tasks, run.params, alphas, parts.policy)
+        returns = np.asarray(exact.returns_of_many(tasks, run.params, alpha, parts.policy))
         for i, mdp in enumerate(unstack(tasks)):
             before, after = (mean_interval(returns[:, k, i]) for k in (0, 1))
             rows.append(AgentReturn(str(i), part, before, after, float(exact.optimal_return(mdp))))
