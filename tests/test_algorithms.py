@@ -8,17 +8,32 @@ import pytest
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.algorithms.base import check_counts
-from perfedrl.simulation import Simulation, agent_key
+from perfedrl.lanes import agent_key
+from perfedrl.simulation import Simulation
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
-SMALL = {"per-fedavg-pg": {"m_in": 3, "m_h": 3, "m_out": 3}, "fedavg-pg": {"m": 3}}
-VARIANTS = {name: ALGORITHMS[name](alpha=1.0, beta=0.3, local_steps=2, **SMALL.get(name, {})) for name in ALGORITHMS}
+SETTINGS = {"alpha": 1.0, "beta": 0.3, "local_steps": 2, "m_in": 3, "m_h": 3, "m_out": 3, "m": 3}
+
+
+def make(name, **change):
+    """A registered algorithm with small batches; it takes of the settings what it has."""
+    accepted = ALGORITHMS.parameters(name)
+    return ALGORITHMS[name](**{k: v for k, v in {**SETTINGS, **change}.items() if k in accepted})
+
+
+VARIANTS = {name: make(name) for name in ALGORITHMS}
 VARIANTS["first-order"] = pf.PerFedAvgPG(1.0, 0.3, 2, 3, 3, 3, variant="first-order")
+FEDERATED = {name: algorithm for name, algorithm in VARIANTS.items() if name != "local-pg"}
 
 
 @pytest.fixture(params=VARIANTS)
 def algorithm(request):
     return VARIANTS[request.param]
+
+
+@pytest.fixture(params=FEDERATED)
+def federated(request):
+    return FEDERATED[request.param]
 
 
 def agent(i, policy=POLICY):
@@ -55,7 +70,7 @@ def test_the_simulator_is_the_agent_by_agent_loop(algorithm):
     """What a network of single agents computes: client by client, with each agent's own key, then the server."""
     seed, rounds = 11, 2
     simulation = Simulation(FLEET, POLICY, [algorithm], [seed])
-    simulated = simulation.advance(simulation.start(), 0, rounds).server.message[0]
+    simulated = simulation.advance(simulation.start(), 0, rounds)
     server, start = algorithm.init(POLICY.init())
     clients = [start] * FLEET.agents
     client = jax.jit(lambda *args: algorithm.client(args[0], args[1], pf.estimators.Sampled(POLICY)(args[2]), args[3]))
@@ -67,10 +82,17 @@ def test_the_simulator_is_the_agent_by_agent_loop(algorithm):
             uploads.append(upload)
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
         server = algorithm.server(server, stacked, jnp.ones(FLEET.agents))
-    np.testing.assert_allclose(simulated, server.message, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(simulated.server.message[0], server.message, rtol=0, atol=1e-6)
+    for i, client in enumerate(clients):
+        jax.tree.map(
+            lambda one, many, i=i: np.testing.assert_allclose(many[0, i], one, rtol=0, atol=1e-6),
+            client,
+            simulated.clients,
+        )
 
 
-def test_the_server_does_not_care_about_the_order_of_agents(algorithm):
+def test_the_server_does_not_care_about_the_order_of_agents(federated):
+    algorithm = federated
     uploads = jax.random.normal(jax.random.key(0), (5, 9, 4))
     weights = jnp.asarray([1.0, 2.0, 3.0, 4.0, 5.0])
     server, _ = algorithm.init(jnp.zeros((9, 4)))
@@ -81,18 +103,34 @@ def test_the_server_does_not_care_about_the_order_of_agents(algorithm):
     np.testing.assert_allclose(forth, by_hand, rtol=1e-5, atol=1e-7)
 
 
-def test_one_agent_alone_keeps_its_own_parameters(algorithm):
+def test_one_agent_alone_keeps_its_own_parameters(federated):
+    algorithm = federated
     server, state = algorithm.init(jnp.zeros((9, 4)))
     upload, _ = algorithm.client(server.message, state, agent(3), jax.random.key(2))
     alone = algorithm.server(server, upload[None], jnp.ones(1)).message
     np.testing.assert_array_equal(alone, upload)
 
 
-def test_personalization_is_one_policy_gradient_step__algorithm_1_line_12(algorithm):
+def test_personalization_is_one_policy_gradient_step__algorithm_1_line_12(federated):
+    algorithm = federated
     theta, key = jax.random.normal(jax.random.key(3), (9, 4)), jax.random.key(4)
     adapted = algorithm.personalize(theta, (), agent(1), key, 20)
     by_hand = theta + algorithm.alpha * agent(1).gradient(theta, key, 20)
     np.testing.assert_allclose(adapted, by_hand, rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(algorithm.personalize(theta, (), agent(1), key, 0), theta, "no data, no step")
+
+
+def test_from_scratch_nothing_crosses_and_every_agent_climbs_its_own_return():
+    fleet, policy = pf.gridworld(width=3, horizon=6), pf.TableSoftmax(9, 4)
+    result = pf.simulate(fleet, policy, pf.LocalPG(0.5), rounds=20, seeds=1, every=5, noiseless=True)
+    assert (np.diff(result.history.after[0], axis=0) > 0).all(), "each agent by itself"
+    assert result.history.bytes.tolist() == [0] * 5
+    assert result.history.trajectories.tolist() == [0, 100, 200, 300, 400]
+    alone = np.zeros((9, 4))
+    for _ in range(20):
+        alone = alone + 0.5 * pf.exact.gradient(fleet.task(2), alone)
+    assert result.history.after[0, -1, 2] == pytest.approx(float(pf.exact.expected_return(fleet.task(2), alone)))
+    np.testing.assert_array_equal(result.params[0], 0, "the start is all that is shared")
 
 
 @pytest.mark.parametrize("variant", ["exact", "first-order"])
@@ -147,8 +185,10 @@ def test_one_exact_local_step_is_one_step_of_gradient_ascent_on_F__eq_6():
 )
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_bad_settings_are_refused(name, change):
+    if next(iter(change)) not in ALGORITHMS.parameters(name):
+        pytest.skip("this algorithm has no such setting")
     with pytest.raises(pf.UserError, match=next(iter(change))):
-        ALGORITHMS[name](**{"alpha": 1.0, "beta": 0.3, **change})
+        make(name, **change)
 
 
 def test_an_unknown_variant_is_refused(untyped):

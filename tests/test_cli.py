@@ -12,7 +12,10 @@ import tomli_w
 from test_config import BASE, changed
 
 from perfedrl import cli
+from perfedrl.cli import console
+from perfedrl.cli.runs import REGISTRIES
 from perfedrl.experiments.config import make_config
+from perfedrl.experiments.paper import EXPERIMENTS
 
 
 @pytest.fixture
@@ -23,8 +26,8 @@ def run(tmp_path, monkeypatch, capsys):
 
     def command(*args):
         monkeypatch.setattr(sys, "argv", ["perfedrl", *map(str, args)])
-        for console in (cli.out, cli.err):
-            console.width = 200
+        for printer in (console.out, console.err):
+            printer.width = 200
         try:
             cli.main()
             code = 0
@@ -58,15 +61,15 @@ def test_train_then_list_then_evaluate(run, tmp_path):
     assert len(json.loads((tmp_path / "eval.json").read_text())) == 5
 
 
-@pytest.mark.parametrize("kind", ["envs", "policies", "estimators", "algorithms", "experiments"])
+@pytest.mark.parametrize("kind", [*REGISTRIES, "experiments"])
 def test_list_names_every_registered_part(run, kind):
-    known = {"experiments": ["e1", "e3", "e6"]}.get(kind) or list(cli.registry_of(cli.Kind(kind)))
+    known = list(EXPERIMENTS if kind == "experiments" else REGISTRIES[kind])
     code, out, _ = run("list", kind)
     assert code == 0
     assert all(name in out for name in known)
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["evaluate"], ["reproduce"], ["list"]])
+@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]])
 def test_help_teaches(run, command):
     code, out, err = run(*command, "--help")
     assert code == 0

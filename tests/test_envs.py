@@ -19,7 +19,7 @@ ARRAYS = {
     "discount": 0.5,
     "held_out": 1,
 }
-PARAMETERS = {"arrays": ARRAYS}
+PARAMETERS = {"arrays": ARRAYS, "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]}}
 FLEETS = {name: ENVS[name](**PARAMETERS.get(name, {})) for name in ENVS}
 
 
@@ -36,13 +36,15 @@ def test_tasks_keep_the_interface(any_fleet):
 def test_steps_are_functions_of_their_uniforms_jit_and_vmap(any_fleet):
     task = any_fleet.task(0)
     reset, step = jnp.full(task.reset_noise, 0.3), jnp.full(task.step_noise, 0.7)
-    walk = lambda task: task.step(task.reset(reset), jnp.asarray(0), step)[:2]  # noqa: E731
+    action = jnp.full(task.action_size, 0.05) if hasattr(task, "action_size") else jnp.asarray(0)
+    walk = lambda task: task.step(task.reset(reset), action, step)[:2]  # noqa: E731
     eager, compiled = walk(task), jax.jit(walk)(task)
-    assert eager == compiled
+    jax.tree.map(np.testing.assert_array_equal, eager, compiled)
     states, rewards = jax.vmap(walk)(any_fleet.train)
-    assert states.shape == rewards.shape == (any_fleet.agents,)
-    assert states[0] == eager[0]
-    assert states.dtype == eager[0].dtype == jnp.int32
+    assert states.shape == (any_fleet.agents, *eager[0].shape)
+    assert rewards.shape == (any_fleet.agents,)
+    np.testing.assert_array_equal(states[0], eager[0])
+    assert states.dtype == eager[0].dtype == (jnp.int32 if isinstance(task, TabularMDP) else jnp.float32)
 
 
 def test_agents_of_a_fleet_share_shapes_and_differ_as_they_say():

@@ -15,6 +15,8 @@ LAYERS = (
     ("exact", "history"),
     ("estimators",),
     ("algorithms",),
+    ("evaluation",),
+    ("lanes",),
     ("simulation",),
     ("experiments",),
     ("report",),

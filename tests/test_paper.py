@@ -1,63 +1,183 @@
 """The paper's experiments: configs as in its table, claims computed as it states them, figures from saved runs."""
 
+import csv
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from perfedrl.experiments.config import load_config
-from perfedrl.experiments.paper import ALPHAS, EXPERIMENTS, VARIANTS, all_configs, near, share, tabular
-from perfedrl.experiments.stats import at_cost, mean_interval
+from perfedrl.experiments.paper import EXPERIMENTS, all_configs, neural, tabular
+from perfedrl.experiments.paper.claims import everywhere, fraction, median, near
+from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
 from perfedrl.experiments.store import Run
-from perfedrl.history import History
-from perfedrl.report.figures import FIGURES, draw, figure_of
+from perfedrl.history import Deployment, History
+from perfedrl.report import static
+from perfedrl.report.figures import FIGURES, learning
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NEURAL = ("e4", "e5", "e7")
 
 
-def fake_run(config, level: float) -> Run:
-    """A run whose return after adaptation rises linearly to a level."""
-    rounds = np.arange(0, 81, 2)
+def history(config, after, **outcomes) -> History:
+    """A history whose values at every evaluation are given, [evaluation] or [seed, evaluation]."""
+    rounds = np.asarray([0, *config.stops])
+    shape = (len(config.seeds), len(rounds), config.parts.fleet.agents)
+    full = lambda x: np.broadcast_to(np.asarray(x, float)[..., None], shape)  # noqa: E731
     per_round = config.parts.algorithm.trajectories_per_round
-    shape = (len(config.seeds), len(rounds), 8)
-    after = np.broadcast_to((0.3 + (level - 0.3) * rounds / 80)[None, :, None], shape)
     nobody = np.zeros((*shape[:2], 0))
-    history = History(
-        np.asarray(config.seeds), rounds, rounds * per_round, rounds * 800, after * 0.6, after, nobody, nobody
+    named = {name.replace("_", "."): full(x) for name, x in outcomes.items()}
+    return History(
+        np.asarray(config.seeds),
+        rounds,
+        rounds * per_round,
+        rounds * 8,
+        full(after) * 0.6,
+        full(after),
+        nobody,
+        nobody,
+        named,
     )
-    return Run(Path("nowhere"), config, history, None, {})
+
+
+def fake_run(config, after, deployment=None, **outcomes) -> Run:
+    return Run(Path("nowhere"), config, history(config, after, **outcomes), None, {}, deployment)
+
+
+def rising(config, level):
+    """A return after adaptation that rises linearly to a level."""
+    rounds = np.asarray([0, *config.stops])
+    return 0.3 + (level - 0.3) * rounds / rounds[-1]
 
 
 @pytest.fixture
-def runs():
-    configs = EXPERIMENTS["e3"].configs(3)
+def tabular_runs():
     level = {"exact": 0.15, "first-order": 0.12, "fedavg-pg": 0.09}
-    return {(v, a): fake_run(config, 0.5 + level[v] * a) for (v, a), config in configs.items()}
+    configs = EXPERIMENTS["e3"].configs(3, False)
+    return {(v, a): fake_run(config, rising(config, 0.5 + level[v] * a)) for (v, a), config in configs.items()}
 
 
-def test_the_committed_config_is_the_papers():
-    path = Path(__file__).parents[1] / "configs" / "gridworld.toml"
-    assert load_config(path) == tabular("exact", 2.0, 10)
+@pytest.fixture
+def curvature_runs():
+    """Ten seeds: all fail up to 200; at 1000 six of them train."""
+    level = {10: 0.2, 50: 0.2, 100: 0.2, 200: 0.25, 500: 0.4, "fedavg-pg": 1.75}
+    runs = {}
+    for key, config in EXPERIMENTS["e4"].configs(10, False).items():
+        final = np.full(10, level.get(key, 0.0))
+        if key == 1000:
+            final = np.asarray([0.5] * 4 + [1.6] * 6)
+        runs[key] = fake_run(config, final[:, None] * np.linspace(0, 1, len(config.stops) + 1))
+    return runs
+
+
+def paths(reached: int) -> np.ndarray:
+    """Twelve episodes of which some end at the held-out goal at -0.4 rad, and the others stay at the far corner."""
+    goal = 0.8 * np.asarray([np.cos(-0.4), np.sin(-0.4)])
+    there = np.linspace([-1.0, 1.0], goal, 21)
+    away = np.broadcast_to([-1.0, 1.0], (21, 2))
+    return np.stack([there] * reached + [away] * (12 - reached))
+
+
+@pytest.fixture
+def deployed_runs():
+    """Meta-trained and from-scratch runs with the paper's own numbers."""
+    few = EXPERIMENTS["e5"].configs(3, False)
+    shown = EXPERIMENTS["e7"].configs(3, False)
+    by_budget = lambda values: np.broadcast_to(np.asarray(values, float)[None, :, None], (3, 6, 3))  # noqa: E731
+    episodes = np.stack([np.stack([paths(12 if m == 200 else 9)] * 3) for m in neural.BUDGETS])
+    deployment = Deployment(
+        np.asarray(neural.BUDGETS),
+        {
+            "return": by_budget([1.53, 1.0, 1.3, 1.52, 1.94, 2.0]),
+            "success": by_budget([0.75, 0.62, 0.7, 0.8, 0.86, 0.9]),
+        },
+        episodes,
+    )
+    scratch = fake_run(
+        few["from scratch"],
+        [0.45, 0.22, 0.25, 0.3, 0.5, 1.7, 2.0],
+        after_success=[0.1, 0.15, 0.18, 0.2, 0.3, 0.85, 0.9],
+        before_success=[0.1] * 7,
+    )
+    alone = Deployment(
+        np.asarray([0]), {"return": np.zeros((3, 1, 3)), "success": np.zeros((3, 1, 3))}, np.stack([paths(5)] * 3)[None]
+    )
+    flat = lambda config: [0.3] * (len(config.stops) + 1)  # noqa: E731
+    return {
+        "first-order": fake_run(few["first-order"], flat(few["first-order"]), deployment),
+        "from scratch": scratch,
+        "from scratch, shown": fake_run(shown["from scratch, shown"], [0.2] * 4, alone),
+    }
+
+
+@pytest.fixture
+def runs_of(tabular_runs, curvature_runs, deployed_runs):
+    return {"e1": tabular_runs, "e3": tabular_runs, "e6": tabular_runs, "e4": curvature_runs} | dict.fromkeys(
+        ("e5", "e7"), deployed_runs
+    )
+
+
+def test_the_committed_configs_are_the_papers():
+    assert load_config(CONFIGS / "gridworld.toml") == tabular.tabular("exact", 2.0, 10)
+    assert load_config(CONFIGS / "arc.toml") == neural.meta_config(10)
 
 
 def test_budgets_match__table_hyperparameters():
-    per_round = {v: tabular(v, 2.0, 1).parts.algorithm.trajectories_per_round for v in VARIANTS}
+    per_round = {v: tabular.tabular(v, 2.0, 1).parts.algorithm.trajectories_per_round for v in tabular.VARIANTS}
     assert per_round == {"exact": 150, "first-order": 100, "fedavg-pg": 150}
+    meta = neural.meta_config(1)
+    assert meta.rounds * meta.parts.algorithm.trajectories_per_round == 15_000
+    curvature = neural.curvature_configs(1, False)
+    assert {m: c.parts.algorithm.trajectories_per_round // 5 for m, c in curvature.items()} == {
+        **{m: 20 + m for m in (10, 50, 100, 200, 500, 1000)},
+        "fedavg-pg": 30,
+    }
+
+
+def test_the_neural_policy_has_360_parameters_and_the_protocols_start():
+    parts = neural.meta_config(1).parts
+    first, second = parts.policy.init(jax.random.key(0))
+    assert [np.shape(x) for layer in (first, second) for x in (layer["weight"], layer["bias"])] == [
+        (2, 32),
+        (32,),
+        (32, 8),
+        (8,),
+    ]
+    assert np.std(first["weight"]) == pytest.approx(0.5, rel=0.3)
+    assert np.std(second["weight"]) == pytest.approx(0.1, rel=0.3)
+    assert not np.any(first["bias"])
+    assert not np.any(second["bias"])
 
 
 def test_experiments_share_runs():
-    configs = all_configs(list(EXPERIMENTS.values()), 10)
-    assert len(configs) == len({config.folder for config in configs}) == 3 * len(ALPHAS)
+    configs = all_configs([EXPERIMENTS[name] for name in ("e1", "e3", "e6")], 10)
+    assert len(configs) == len({config.folder for config in configs}) == 3 * len(tabular.ALPHAS)
     assert len({config.trains_with for config in configs}) == 3, "one compilation per variant"
+    assert len(all_configs([EXPERIMENTS["e5"], EXPERIMENTS["e7"]], 10)) == 3, "both use the same meta-training"
+
+
+@pytest.mark.parametrize("name", NEURAL)
+def test_a_quick_run_is_a_miniature_of_the_same_experiment(name):
+    full, quick = (EXPERIMENTS[name].configs(4, short) for short in (False, True))
+    assert set(quick) <= set(full)
+    assert all(full[key] == config for key, config in quick.items())
 
 
 def test_a_claim_is_met_within_its_tolerance_only():
-    assert near("e", "c", 0.5, np.asarray([0.52, 0.53])).met
-    assert not near("e", "c", 0.5, np.asarray([0.54, 0.55])).met
-    assert share("e", "c", np.asarray([True, True])).met
-    assert not share("e", "c", np.asarray([True, False])).met
+    assert near("e", "c", 0.5, np.asarray([0.52, 0.53]), 0.03).met
+    assert not near("e", "c", 0.5, np.asarray([0.54, 0.55]), 0.03).met
+    assert everywhere("e", "c", np.asarray([True, True])).met
+    assert not everywhere("e", "c", np.asarray([True, False])).met
+    assert median("e", "c", 0.2, np.asarray([0.1, 0.5, 9.0]), 0, 0.6).met
+    assert not median("e", "c", 0.2, np.asarray([0.1, 0.7, 9.0]), 0, 0.6).met
+    assert fraction("e", "c", 0.6, np.asarray([True] * 8 + [False] * 2), 0.1, 0.8).met
+    assert not fraction("e", "c", 0.6, np.asarray([True] * 9 + [False]), 0.1, 0.8).met
 
 
-def test_claims_read_the_right_numbers(runs):
-    measured = {claim.claim: claim for e in EXPERIMENTS.values() for claim in e.claims(runs)}
+def test_tabular_claims_read_the_right_numbers(tabular_runs):
+    measured = {c.claim: c for name in ("e1", "e3", "e6") for c in EXPERIMENTS[name].claims(tabular_runs)}
     assert measured["F after adaptation, exact"].measured == pytest.approx(0.8)
     assert measured["f before adaptation, exact"].measured == pytest.approx(0.48)
     assert measured["F at 8000 trajectories per agent, exact"].measured == pytest.approx(0.3 + 0.5 * 8000 / 12000)
@@ -67,30 +187,96 @@ def test_claims_read_the_right_numbers(runs):
     assert measured["rounds from 8 on at which exact >= first-order"].met
 
 
+def test_the_curvature_claims_are_met_by_the_papers_shape_and_by_no_other(curvature_runs):
+    claims = EXPERIMENTS["e4"].claims(curvature_runs)
+    assert all(claim.met for claim in claims)
+    measured = {claim.claim: claim for claim in claims}
+    assert measured["median return, m_h = 1000"].measured == pytest.approx(1.6)
+    trained = measured["seeds that train (return >= 1.5), m_h = 1000"]
+    assert (trained.measured, trained.low, trained.high) == pytest.approx((0.6, 0.262, 0.878), abs=1e-3)
+    better = {**curvature_runs, 200: curvature_runs[1000]}
+    missed = {claim.claim for claim in EXPERIMENTS["e4"].claims(better) if not claim.met}
+    assert {"median return, m_h = 200", "seeds that train (return >= 1.5), m_h = 200"} <= missed
+
+
+def test_few_shot_claims_are_met_by_the_papers_numbers(deployed_runs):
+    claims = EXPERIMENTS["e5"].claims(deployed_runs)
+    assert all(claim.met for claim in claims), [claim for claim in claims if not claim.met]
+    measured = {claim.claim: claim.measured for claim in claims}
+    assert measured["return, one step from 200 trajectories"] == pytest.approx(1.94)
+    assert measured["success, one step from 20 trajectories"] == pytest.approx(0.62)
+    assert measured["return, random initialization"] == pytest.approx(0.6 * 0.45)
+    assert measured["success, specialist (4000 trajectories)"] == pytest.approx(0.9)
+    halfway = np.exp(np.interp((1.53 - 0.5) / 1.2, (0, 1), np.log((500, 2000))))
+    assert measured["trajectories from scratch that match zero-shot (1000 to 4000)"] == pytest.approx(halfway)
+
+
+def test_a_curve_that_never_reaches_a_level_matches_at_no_budget():
+    budgets, values = np.asarray([10, 100]), np.asarray([0.1, 0.2])
+    assert neural.matching_budget(budgets, values, 0.3) == np.inf
+    assert neural.matching_budget(budgets, values, 0.05) == 10
+    assert neural.matching_budget(budgets, values, 0.15) == pytest.approx(10**1.5)
+
+
+def test_rollouts_are_counted_where_they_reach_the_goal(deployed_runs):
+    assert [c.measured for c in EXPERIMENTS["e7"].claims(deployed_runs)] == pytest.approx([9, 12, 5])
+    assert all(claim.met for claim in EXPERIMENTS["e7"].claims(deployed_runs))
+
+
 def test_intervals_by_hand():
     mean, low, high = mean_interval(np.asarray([1.0, 2.0, 3.0]))
     assert (mean, low, high) == pytest.approx((2, 2 - 4.302653 / np.sqrt(3), 2 + 4.302653 / np.sqrt(3)), abs=1e-6)
     assert mean_interval(np.asarray([1.0])).low == -np.inf
     np.testing.assert_allclose(at_cost(np.asarray([[0.0, 1.0]]), np.asarray([0, 10]), 5), [0.5])
+    # Of ten values the second and the ninth bracket the median with probability 1 - 2 (1 + 10) / 2^10 = 0.979.
+    assert median_interval(np.arange(10.0)) == (4.5, 1.0, 8.0)
+    assert median_interval(np.arange(5.0)) == (2.0, -np.inf, np.inf)
+    # With no success in ten the upper end solves (1 - p)^10 = 0.025.
+    assert share_interval(0, 10) == pytest.approx((0, 0, 1 - 0.025**0.1))
+    assert share_interval(10, 10) == pytest.approx((1, 0.025**0.1, 1))
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_drawn_with_their_numbers_beside_them(name, runs, tmp_path):
-    written = draw(name, EXPERIMENTS[name].title, runs, tmp_path)
-    assert [path.name for path in written] == [f"{name}.png", f"{name}.pdf", f"{name}.csv"]
-    assert written[0].read_bytes().startswith(b"\x89PNG")
-    assert written[1].read_bytes().startswith(b"%PDF")
-    rows = written[2].read_text().splitlines()
-    assert rows[0] == "series,x,mean,sd"
-    assert {row.split(",")[0] for row in rows[1:]} >= set(VARIANTS)
-    again = tmp_path / "again"
-    for one, two in zip(written, draw(name, EXPERIMENTS[name].title, runs, again), strict=True):
-        assert one.read_bytes() == two.read_bytes(), "the same runs give the same files"
+def test_figures_are_drawn_with_their_numbers_beside_them(name, runs_of, tmp_path):
+    plots = FIGURES[name](runs_of[name])
+    for plot in plots:
+        written = static.save(plot, tmp_path)
+        assert [path.name for path in written] == [f"{plot.name}.png", f"{plot.name}.pdf", f"{plot.name}.csv"]
+        assert written[0].read_bytes().startswith(b"\x89PNG")
+        assert written[1].read_bytes().startswith(b"%PDF")
+        for one, two in zip(written, static.save(plot, tmp_path / "again"), strict=True):
+            assert one.read_bytes() == two.read_bytes(), "the same runs give the same files"
+    assert {plot.name.partition("-")[0] for plot in plots} == {name}
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_the_legend_never_covers_data(name, runs):
-    figure, _ = figure_of(name, EXPERIMENTS[name].title, runs)
-    figure.canvas.draw()
-    (legend,), (axes,) = figure.legends, figure.axes
-    assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+def test_the_numbers_beside_a_figure_are_those_in_it(runs_of, tmp_path):
+    (plot,) = FIGURES["e4"](runs_of["e4"])
+    lines = list(csv.reader((static.save(plot, tmp_path)[2]).read_text().splitlines()))
+    assert lines[0] == ["series", "x", "mean", "sd", "median", "seeds"]
+    (row,) = (line for line in lines if line[1] == "1000.0")
+    assert [float(x) for x in row[2:]] == pytest.approx([0.4 * 0.5 + 0.6 * 1.6, 0.568038, 1.6, 10], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["e1", "e3", "e4", "e5", "e6"])
+def test_the_legend_never_covers_data(name, runs_of):
+    for plot in FIGURES[name](runs_of[name]):
+        figure = static.draw(plot)
+        figure.canvas.draw()
+        (legend,), (axes,) = figure.legends, figure.axes
+        assert not legend.get_window_extent().overlaps(axes.get_window_extent())
+
+
+def test_rollouts_are_drawn_up_to_the_goal(runs_of):
+    (plot,) = FIGURES["e7"](runs_of["e7"])
+    assert [panel.reached for panel in plot.panels] == [9, 12, 5]
+    before = plot.panels[0]
+    assert len(before.path(0)) < 21
+    assert np.linalg.norm(before.path(0)[-1] - before.goal) <= before.radius
+    assert np.linalg.norm(before.path(0)[-2] - before.goal) > before.radius
+    assert len(before.path(11)) == 21, "a path that never reaches is drawn whole"
+
+
+def test_any_run_has_its_learning_curves(deployed_runs):
+    names = [plot.name for plot in learning(deployed_runs["first-order"])]
+    assert names == ["learning", "few-shot", "rollouts"]
+    assert [plot.name for plot in learning(replace(deployed_runs["first-order"], deployment=None))] == ["learning"]

@@ -10,7 +10,8 @@ import pytest
 
 import perfedrl as pf
 from perfedrl import compilation
-from perfedrl import simulation as engine
+from perfedrl import lanes as engine
+from perfedrl import simulation as host
 from perfedrl.algorithms import ServerState
 from perfedrl.simulation import Simulation
 
@@ -57,7 +58,7 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]
     two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
-    monkeypatch.setattr(engine.jax, "local_devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr(host.jax, "local_devices", lambda: jax.devices()[:1])
     one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
     np.testing.assert_array_equal(one, two)
 
@@ -108,9 +109,9 @@ def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is
     fleet = pf.gridworld(width=2, horizon=3, held_out=[(0, 1)])
     policy = pf.TableSoftmax(4, 4)
     simulation = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1])
-    *_, whole = simulation.run(simulation.begin(), 6, 2)
-    half = next(iter(simulation.run(simulation.begin(), 3, 3)))
-    *_, resumed = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, 6, 3)
+    *_, whole = simulation.run(simulation.begin(), [2, 4, 6])
+    half = next(iter(simulation.run(simulation.begin(), [3])))
+    *_, resumed = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, [3, 6])
     for one, two in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, two)
     assert whole.state.server.message["round"].tolist() == [6, 6]

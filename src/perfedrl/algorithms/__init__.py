@@ -2,9 +2,10 @@
 
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
 from perfedrl.registry import registry
 
-ALGORITHMS = registry("algorithm", fedavg_pg=FedAvgPG, per_fedavg_pg=PerFedAvgPG)
+ALGORITHMS = registry("algorithm", fedavg_pg=FedAvgPG, local_pg=LocalPG, per_fedavg_pg=PerFedAvgPG)
 
-__all__ = ["ALGORITHMS", "Algorithm", "FedAvgPG", "PerFedAvgPG", "ServerState", "average", "local_steps"]
+__all__ = ["ALGORITHMS", "Algorithm", "FedAvgPG", "LocalPG", "PerFedAvgPG", "ServerState", "average", "local_steps"]

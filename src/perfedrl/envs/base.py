@@ -4,9 +4,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, PyTree
 
+from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise
 
 State = PyTree[Any]
+
+LONGEST_HORIZON = 1_000_000
 
 
 @runtime_checkable
@@ -16,6 +19,10 @@ class Task(Protocol):
     Written for one episode of one agent; callers `vmap`. All randomness comes in as uniforms on [0, 1), as many as
     the task says it needs, so an episode is a deterministic function of (parameters, task, uniforms): one call draws
     the uniforms of a whole batch, and two policies can be compared under common random numbers.
+
+    A task may say more of an episode than its return: `outcomes(episode) -> {"success": ..., "distance": ...}`; of the
+    actions it takes: `actions` (how many) or `action_size` (how long a vector); and of agents like it:
+    `with_goal(goal)`. Evaluation, neural policies and personalization use what is there.
     """
 
     horizon: int
@@ -41,3 +48,11 @@ class Task(Protocol):
     ) -> tuple[State, Float[Array, ""], Bool[Array, ""] | bool]:
         """Return the next state, the reward of this step, and whether the episode is over."""
         ...
+
+
+def check_episode(horizon: int, discount: float, who: str = "") -> None:
+    """Refuse a horizon or a discount that no MDP has."""
+    if not 0 <= horizon <= LONGEST_HORIZON or horizon != int(horizon):
+        raise UserError(f"{who}horizon must be a whole number >= 0 and <= {LONGEST_HORIZON}; it is {horizon}")
+    if not 0 <= discount < 1:
+        raise UserError(f"{who}discount must lie in [0, 1); it is {discount}")

@@ -6,14 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfedrl.envs.base import check_episode
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise
 
 TOLERANCE = 1e-6
 """How far a distribution's sum may be from 1: float32 input passes, a forgotten entry does not."""
-
-
-LONGEST_HORIZON = 1_000_000
 
 
 def inverse_cdf(p: Float[Array, " k"], u: Float[Array, ""]) -> Int[Array, ""]:
@@ -118,10 +116,7 @@ def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noq
         raise UserError(f"{who}the row of P at state {s}, action {a} sums to {P[s, a].sum():.9g} instead of 1")
     if abs(mu.sum() - 1) > TOLERANCE:
         raise UserError(f"{who}mu sums to {mu.sum():.9g} instead of 1")
-    if not 0 <= horizon <= LONGEST_HORIZON or horizon != int(horizon):
-        raise UserError(f"{who}horizon must be a whole number >= 0 and <= {LONGEST_HORIZON}; it is {horizon}")
-    if not 0 <= discount < 1:
-        raise UserError(f"{who}discount must lie in [0, 1); it is {discount}")
+    check_episode(horizon, discount, who)
 
 
 def _normalized(p: np.ndarray) -> np.ndarray:

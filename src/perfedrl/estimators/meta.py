@@ -21,7 +21,12 @@ class StepKeys(NamedTuple):
 
 
 def adapt(agent: Objective, theta: Params, alpha: Scalar, key: PRNGKeyArray, m: int) -> Params:
-    """theta~ = theta + alpha g_in, one policy-gradient step from m trajectories (lines 14-15 of Algorithm 1)."""
+    """theta~ = theta + alpha g_in, one policy-gradient step from m trajectories (lines 14-15 of Algorithm 1).
+
+    Without trajectories, m = 0, there is no step.
+    """
+    if m == 0:
+        return theta
     return optax.tree.add_scale(theta, alpha, agent.gradient(theta, key, m))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
@@ -16,6 +17,9 @@ from perfedrl.types import Array, Params, Trajectory
 
 Weights = Callable[..., Array]
 """(batch, discount) -> what each decision's score is weighted with, [m, T]: the reward-to-go, or it less a baseline."""
+
+SLICE = 100
+"""Trajectories whose curvature product a CPU computes at a time: what they need then stays in its cache."""
 
 
 @runtime_checkable
@@ -90,7 +94,23 @@ def _pg(policy: Any, weights: Weights, discount: float, params: Params, batch: T
 def _hvp(
     policy: Any, weights: Weights, discount: float, form: str, params: Params, batch: Trajectory, v: Params
 ) -> Params:
-    return CURVATURES[form](policy.log_prob, params, batch, weights(batch, discount), v)
+    product = lambda batch, w: CURVATURES[form](policy.log_prob, params, batch, w, v)  # noqa: E731
+    return mean_over_slices(product, batch, weights(batch, discount))
+
+
+def mean_over_slices(f: Callable[[Trajectory, Array], Params], batch: Trajectory, w: Float[Array, "m T"]) -> Params:
+    """A function that is a mean over trajectories, computed on a CPU slice by slice, elsewhere at once."""
+    m = len(w)
+    if jax.default_backend() != "cpu" or m <= SLICE:
+        return f(batch, w)
+    whole = m // SLICE
+    cut = lambda x: x[: whole * SLICE].reshape(whole, SLICE, *x.shape[1:])  # noqa: E731
+    means = jax.lax.map(lambda part: f(*part), jax.tree.map(cut, (batch, w)))
+    mean = jax.tree.map(lambda x: jnp.sum(x, axis=0) * (SLICE / m), means)
+    if rest := m - whole * SLICE:
+        tail = f(*jax.tree.map(lambda x: x[-rest:], (batch, w)))
+        mean = jax.tree.map(lambda x, y: x + y * (rest / m), mean, tail)
+    return mean
 
 
 _gradient = jit(_pg, static_argnums=(1, 2))

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -17,8 +17,10 @@ from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
 from perfedrl.estimators import CURVATURES
+from perfedrl.evaluation import EVALUATIONS, Evaluation
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import shortened
+from perfedrl.simulation import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
 
@@ -30,13 +32,14 @@ class Parts:
     fleet: Fleet
     policy: Any
     algorithm: Algorithm
+    evaluation: Evaluation
 
 
 class Config(BaseModel):
-    """One experiment: a fleet, a policy, an algorithm, and how long and how often.
+    """One experiment: a fleet, a policy, an algorithm, how it is measured, and how long and how often.
 
-    Each of the three parts is a table whose first key names it (`env` for the fleet, `name` for the others); the rest
-    are its parameters. Defaults are filled in when the config is made, so equal experiments have equal digests.
+    Each of the parts is a table whose first key names it (`env` for the fleet, `name` for the others); the rest are its
+    parameters. Defaults are filled in when the config is made, so equal experiments have equal digests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
@@ -44,10 +47,12 @@ class Config(BaseModel):
     name: str
     seeds: tuple[int, ...]
     rounds: int = Field(ge=1, le=MOST_ROUNDS)
-    evaluate_every: int = Field(default=1, ge=1, le=MOST_ROUNDS)
+    evaluate_every: int | tuple[int, ...] = 1
+    start: int | Literal["per-seed"] = 0
     fleet: dict[str, Any]
     policy: dict[str, Any]
     algorithm: dict[str, Any]
+    evaluation: dict[str, Any] = Field(default={"name": "auto"}, validate_default=True)
     curvature: str = "score"
 
     @field_validator("name")
@@ -61,7 +66,6 @@ class Config(BaseModel):
     @classmethod
     def _seeds(cls, value: Any) -> Any:
         """A number N stands for the seeds 0 .. N-1."""
-        whole = lambda x: isinstance(x, int) and not isinstance(x, bool)  # noqa: E731
         if whole(value):
             value = range(value) if 0 <= value <= MOST_SEEDS else [None]
         if not isinstance(value, list | tuple | range) or not all(whole(x) and 0 <= x < 2**32 for x in value):
@@ -71,6 +75,24 @@ class Config(BaseModel):
         if not value or len(set(value)) < len(value):
             raise UserError("there must be at least one seed, and none may be named twice")
         return tuple(value)
+
+    @field_validator("evaluate_every", mode="before")
+    @classmethod
+    def _evaluate_every(cls, value: Any) -> Any:
+        """A number of rounds between evaluations, or the rounds themselves."""
+        stops = value if isinstance(value, list | tuple) else [value]
+        if not stops or not all(whole(x) and x >= 1 for x in stops) or list(stops) != sorted(set(stops)):
+            raise UserError(
+                f"evaluate_every = {shortened(value)}: a number of rounds, at least 1, or a rising list of rounds"
+            )
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("start", mode="before")
+    @classmethod
+    def _start(cls, value: Any) -> Any:
+        if value != "per-seed" and not (whole(value) and 0 <= value < 2**32):
+            raise UserError(f'start = {shortened(value)}: a whole number from 0 to 2**32 - 1, or "per-seed"')
+        return value
 
     @field_validator("fleet")
     @classmethod
@@ -92,6 +114,12 @@ class Config(BaseModel):
         name, params = _named(table, "name", "algorithm", ALGORITHMS)
         return {"name": name, **ALGORITHMS.resolve(name, params)}
 
+    @field_validator("evaluation")
+    @classmethod
+    def _evaluation(cls, table: dict[str, Any]) -> dict[str, Any]:
+        name, params = _named(table, "name", "evaluation", EVALUATIONS)
+        return {"name": name, **EVALUATIONS.resolve(name, params, supplied=("fleet", "policy"))}
+
     @field_validator("curvature")
     @classmethod
     def _curvature(cls, name: str) -> str:
@@ -100,8 +128,20 @@ class Config(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """Ten hex digits that identify everything but the name. A file of arrays counts by its content."""
+        """Ten hex digits that identify everything but the name. A file of arrays counts by its content.
+
+        Settings at their defaults are left out, so that a new one does not change the digest of what lacks it.
+        """
         return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def stops(self) -> list[int]:
+        """The rounds after which the run is measured."""
+        every = self.evaluate_every
+        stops = every_few(self.rounds, every) if isinstance(every, int) else list(every)
+        if stops[-1] != self.rounds:
+            raise UserError(f"evaluate_every ends with {stops[-1]}; the last evaluation must be at round {self.rounds}")
+        return stops
 
     @property
     def folder(self) -> str:
@@ -119,14 +159,18 @@ class Config(BaseModel):
 
     @cached_property
     def parts(self) -> Parts:
-        """The fleet, the policy and the algorithm; what is wrong with them is said here, before anything compiles."""
+        """What the config describes; what is wrong with it is said here, before anything compiles."""
         fleet = ENVS[self.fleet["env"]](**_params(self.fleet, "env"))
         _check_kind(fleet, Fleet, "environment", self.fleet["env"])
         policy = POLICIES[self.policy["name"]](fleet=fleet, **_params(self.policy, "name"))
         _check_kind(policy, Policy, "policy", self.policy["name"])
         algorithm = ALGORITHMS[self.algorithm["name"]](**_params(self.algorithm, "name"))
         _check_kind(algorithm, Algorithm, "algorithm", self.algorithm["name"])
-        return Parts(fleet, policy, algorithm)
+        evaluation = EVALUATIONS[self.evaluation["name"]](
+            fleet=fleet, policy=policy, **_params(self.evaluation, "name")
+        )
+        _check_kind(evaluation, Evaluation, "evaluation", self.evaluation["name"])
+        return Parts(fleet, policy, algorithm, evaluation)
 
     def to_toml(self, **fleet: Any) -> str:
         """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
@@ -135,7 +179,7 @@ class Config(BaseModel):
         return tomli_w.dumps(_without_none(content))
 
     def _content(self) -> dict[str, Any]:
-        content = self.model_dump(mode="json", exclude={"name"})
+        content = self.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         if content["fleet"].get("sha256"):
             content["fleet"].pop("file")
         return content
@@ -177,8 +221,14 @@ def make_config(table: Mapping[str, Any]) -> Config:
             raise UserError(f"the config lacks {where!r}") from error
         message = first["msg"][0].lower() + first["msg"][1:]
         raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
+    config.stops  # noqa: B018
     config.parts  # noqa: B018
     return config
+
+
+def whole(x: Any) -> bool:
+    """Whether x is a whole number; True and False are none."""
+    return isinstance(x, int) and not isinstance(x, bool)
 
 
 def _named(table: Mapping[str, Any], key: str, what: str, known: Any) -> tuple[str, dict[str, Any]]:

@@ -1,28 +1,55 @@
-"""A saved run's initialization, agent by agent, before and after adaptation, by exact dynamic programming."""
+"""A saved run's initialization, agent by agent, before and after adaptation, measured as the run was."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from perfedrl import exact
-from perfedrl.envs import unstack
+from perfedrl.algorithms import FedAvgPG, ServerState
+from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
+from perfedrl.lanes import FleetState
+from perfedrl.simulation import Simulation
 
 
 class AgentReturn(NamedTuple):
-    """One agent's expected return, over the run's seeds, beside the best that any policy reaches."""
+    """One agent's expected return, over the run's seeds, beside the best that any policy reaches if that is known."""
 
     agent: str
     part: str
     before: Interval
     after: Interval
-    optimum: float
+    optimum: float | None
 
 
 def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
-    """Evaluate every training and held-out agent, with the run's own adaptation step size or another one."""
+    """Evaluate every training and held-out agent, with the run's own adaptation step size or another one.
+
+    Finite MDPs are evaluated exactly, others by Monte Carlo from fresh trajectories.
+    """
+    parts, seeds = run.config.parts, run.config.seeds
+    # One policy-gradient step from the shared parameters is how FedAvg-PG personalizes; its training is not used.
+    step = FedAvgPG(adaptation_step(run, alpha), beta=1.0)
+    simulation = Simulation(parts.fleet, parts.policy, [step] * len(seeds), seeds, evaluation=parts.evaluation)
+    # A round that training never reaches, so that the episodes are not those of the run's own evaluations.
+    measured = simulation.measure(FleetState(ServerState(run.params), ()), run.config.rounds + 1)
+    rows = []
+    for part, before, after in (
+        ("training", measured.before, measured.after),
+        ("held-out", measured.held_out_before, measured.held_out_after),
+    ):
+        for i in range(before.shape[-1]):
+            task = parts.fleet.task(i, held_out=part == "held-out")
+            optimum = float(exact.optimal_return(task)) if isinstance(task, TabularMDP) else None
+            first, second = (mean_interval(np.asarray(x[:, 0, i], float)) for x in (before, after))
+            rows.append(AgentReturn(str(i), part, first, second, optimum))
+    return rows
+
+
+def adaptation_step(run: Run, alpha: float | None) -> float:
+    """The step size to adapt with: the given one, or the run's own."""
     alpha = run.config.algorithm.get("alpha") if alpha is None else alpha
     if alpha is None:
         raise UserError(
@@ -30,13 +57,4 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
         )
     if not 0 <= alpha < np.inf:
         raise UserError(f"alpha must be a finite number >= 0; it is {alpha}")
-    parts = run.config.parts
-    rows = []
-    for part, tasks in (("training", parts.fleet.train), ("held-out", parts.fleet.held_out)):
-        if tasks is None:
-            continue
-        returns = np.asarray(exact.returns_of_many(tasks, run.params, alpha, parts.policy))
-        for i, mdp in enumerate(unstack(tasks)):
-            before, after = (mean_interval(returns[:, k, i]) for k in (0, 1))
-            rows.append(AgentReturn(str(i), part, before, after, float(exact.optimal_return(mdp))))
-    return rows
+    return alpha

@@ -14,10 +14,11 @@ from perfedrl.compilation import enable_cache
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.files import check_folder
 from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import (
     Checkpoint,
-    check_folder,
+    Run,
     discard_checkpoint,
     has_checkpoint,
     has_run,
@@ -28,7 +29,7 @@ from perfedrl.experiments.store import (
     save_checkpoint,
     save_run,
 )
-from perfedrl.history import History
+from perfedrl.history import Deployment, History
 from perfedrl.simulation import Simulation, Standing, shared_params
 
 CHECKPOINT_SECONDS = 2.0
@@ -80,6 +81,14 @@ def train(
     return runs[0] if isinstance(config, Config) else runs
 
 
+def saved(configs: Sequence[Config], root: str | Path = "runs") -> list[Run]:
+    """The finished runs of some configs, none of which is trained; the error names the first that is missing."""
+    for item in configs:
+        if not has_run(Path(root), item):
+            raise UserError(f"{root} has no finished run {item.folder}; train it, or leave out --saved")
+    return [load_run(Path(root) / item.folder) for item in configs]
+
+
 def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], list[Checkpoint]]]:
     """Configs that share a program and stand at the same round, with their checkpoints if they have any."""
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
@@ -102,24 +111,28 @@ def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpo
     standing = start = _resume(simulation, checkpoints)
     saved = time.monotonic()
     try:
-        for standing in simulation.run(start, rounds, configs[0].evaluate_every):
+        for standing in simulation.run(start, configs[0].stops):
             tell(label, standing.round, rounds)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 _save_checkpoints(root, configs, standing, time.monotonic() - began)
                 saved = time.monotonic()
-        _save_runs(root, configs, standing, time.monotonic() - began)
+        deployment = simulation.deploy(standing.state, rounds)
+        _save_runs(root, configs, standing, deployment, time.monotonic() - began)
     except KeyboardInterrupt:
         unfinished = [config for config in configs if partial_folder(root, config).exists()]
         _save_checkpoints(root, configs, standing, time.monotonic() - began, only=unfinished)
         raise Interrupted([config.name for config in configs], standing.round, rounds) from None
 
 
-def _save_runs(root: Path, configs: Sequence[Config], standing: Standing, seconds: float) -> None:
+def _save_runs(
+    root: Path, configs: Sequence[Config], standing: Standing, deployment: Deployment | None, seconds: float
+) -> None:
     params = shared_params(configs[0].parts.algorithm, standing.state)
     for config, lanes in _lanes(configs):
         own = jax.tree.map(lambda x, lanes=lanes: x[lanes], params)
         about = {**provenance(seconds), "trained_with": [c.folder for c in configs if c is not config]}
-        save_run(root, config, standing.history.select(lanes), own, about)
+        few_shot = deployment and deployment.select(lanes)
+        save_run(root, config, standing.history.select(lanes), few_shot, own, about)
 
 
 def _save_checkpoints(
@@ -136,7 +149,8 @@ def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
     algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
     seeds = [seed for config in configs for seed in config.seeds]
     agent = Sampled(parts[0].policy, configs[0].curvature)
-    return Simulation(parts[0].fleet, parts[0].policy, algorithms, seeds, agent, chunk)
+    shared = parts[0]
+    return Simulation(shared.fleet, shared.policy, algorithms, seeds, agent, chunk, shared.evaluation, configs[0].start)
 
 
 def _lanes(configs: Sequence[Config]) -> list[tuple[Config, slice]]:

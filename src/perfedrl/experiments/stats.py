@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
+from scipy.special import bdtr, betaincinv, stdtrit
 
 
 class Interval(NamedTuple):
-    """A mean over seeds with its 95 % confidence interval."""
+    """A mean (or median, or share) with its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -23,6 +23,27 @@ def mean_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) 
         return Interval(mean, -np.inf, np.inf)
     half = float(stdtrit(len(values) - 1, (1 + confidence) / 2) * values.std(ddof=1) / np.sqrt(len(values)))
     return Interval(mean, mean - half, mean + half)
+
+
+def median_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) -> Interval:
+    """The median over seeds and its interval between two order statistics; with few seeds that is unbounded.
+
+    The number of values below the median is binomial whatever the distribution, also a bimodal one.
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))
+    n = len(ordered)
+    tail = bdtr(np.arange(n), n, 0.5)
+    outside = int(np.sum(tail <= (1 - confidence) / 2))
+    low, high = (ordered[outside - 1], ordered[n - outside]) if outside else (-np.inf, np.inf)
+    return Interval(float(np.median(ordered)), float(low), float(high))
+
+
+def share_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
+    """The share count / n and its exact binomial (Clopper-Pearson) interval."""
+    tail = (1 - confidence) / 2
+    low = 0.0 if count == 0 else float(betaincinv(count, n - count + 1, tail))
+    high = 1.0 if count == n else float(betaincinv(count + 1, n - count, 1 - tail))
+    return Interval(count / n, low, high)
 
 
 def at_cost(

@@ -1,16 +1,15 @@
-"""A run on disk: config.toml, history.npz, params.safetensors and provenance.json in one folder.
+"""A run on disk: config.toml, history.npz, params.safetensors and provenance.json in one folder, and deployment.npz
+where the config asks for a deployment.
 
 Every file is written beside its place and then renamed, and the folder gets its final name last, so what carries a
 run's name is complete. Until then a folder `.partial` holds the last checkpoint.
 """
 
-import io
 import json
 import os
 import shutil
 import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config
-from perfedrl.history import History
+from perfedrl.experiments.files import AGAIN, named_leaves, npz, read_npz, read_safetensors, write_atomically
+from perfedrl.history import Deployment, History
 from perfedrl.types import Params
 
 try:
@@ -31,12 +30,13 @@ try:
 except ImportError:  # Windows has no such locks; there a second process is not noticed
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the layout of a run changes; a run of a newer format is refused."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")
+DEPLOYMENT = "deployment.npz"
 CHECKPOINT, LOCK, FLEET_FILE = "checkpoint.safetensors", "lock", "fleet.npz"
-AGAIN = "train its config again with --restart"
+PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,14 @@ class Run:
     history: History
     params: Params
     provenance: Mapping[str, Any]
+    deployment: Deployment | None = None
+
+    @property
+    def deployed(self) -> Deployment:
+        """What the finished initialization is worth to new agents."""
+        if self.deployment is None:
+            raise UserError(f"{self.folder.name} measured no deployment; its config needs few_shot under [evaluation]")
+        return self.deployment
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,14 @@ class Checkpoint:
     seconds: float
 
 
-def save_run(root: Path, config: Config, history: History, params: Params, provenance: Mapping[str, Any]) -> Path:
+def save_run(
+    root: Path,
+    config: Config,
+    history: History,
+    deployment: Deployment | None,
+    params: Params,
+    provenance: Mapping[str, Any],
+) -> Path:
     """Write a finished run and remove its checkpoint. The folder gets its name when all is in it."""
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
@@ -68,11 +83,11 @@ def save_run(root: Path, config: Config, history: History, params: Params, prove
     if config.fleet.get("file"):
         write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
         own_file = {"file": FLEET_FILE}
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, allow_pickle=False, **history.arrays())
     write_atomically(partial / "config.toml", config.to_toml(**own_file).encode())
-    write_atomically(partial / "history.npz", buffer.getvalue())
-    write_atomically(partial / "params.safetensors", save(_named_leaves(params)))
+    write_atomically(partial / "history.npz", npz(history.arrays()))
+    if deployment is not None:
+        write_atomically(partial / DEPLOYMENT, npz(deployment.arrays()))
+    write_atomically(partial / "params.safetensors", save(named_leaves(params)))
     write_atomically(partial / "provenance.json", (json.dumps(dict(provenance), indent=2) + "\n").encode())
     for name in (CHECKPOINT, LOCK):
         (partial / name).unlink(missing_ok=True)
@@ -92,27 +107,31 @@ def load_run(folder: str | Path) -> Run:
     if not folder.is_dir():
         siblings = [path.name for path in folder.parent.glob("*-*") if path.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
+    if folder.name.endswith(PARTIAL):
+        raise UserError(f"{folder} has no trained initialization yet; run `perfedrl train` on its config to finish it")
     provenance = _read_provenance(folder)
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {AGAIN}")
+    _check_complete(folder, FILES)
     config = load_config(folder / "config.toml")
     if not folder.name.endswith(config.digest):
         raise UserError(f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}")
-    try:
-        with np.load(folder / "history.npz", allow_pickle=False) as arrays:
-            history = History(**{name: arrays[name] for name in History.__dataclass_fields__})
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{folder / 'history.npz'} is damaged; {AGAIN}") from error
-    leaves, _ = _read_safetensors(folder / "params.safetensors")
+    history, deployment = read_npz(folder / "history.npz", History.of), None
+    if config.parts.evaluation.few_shot:
+        _check_complete(folder, (DEPLOYMENT,))
+        deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
+    leaves, _ = read_safetensors(folder / "params.safetensors")
     params = _like(config.parts.policy.init(jax.random.key(0)), leaves, len(config.seeds))
-    return Run(folder, config, history, params, provenance)
+    return Run(folder, config, history, params, provenance, deployment)
+
+
+def _check_complete(folder: Path, files: Sequence[str]) -> None:
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {AGAIN}")
 
 
 def _read_provenance(folder: Path) -> dict[str, Any]:
     path = folder / "provenance.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a complete run: {path.name} missing; {AGAIN}")
+    _check_complete(folder, (path.name,))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         format_, known = content["format"], {"seconds", "finished", "device"} <= set(content)
@@ -135,7 +154,7 @@ def has_run(root: Path, config: Config) -> bool:
 
 def list_runs(root: Path) -> list[Path]:
     """The folders of finished runs, oldest first."""
-    found = [path.parent for path in root.glob("*/provenance.json") if path.parent.suffix != ".partial"]
+    found = [path.parent for path in root.glob("*/provenance.json") if path.parent.suffix != PARTIAL]
     return sorted(found, key=lambda path: (path / "provenance.json").stat().st_mtime)
 
 
@@ -152,12 +171,13 @@ def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
     path = partial_folder(root, config) / CHECKPOINT
     if not path.is_file():
         return None
-    tensors, about = _read_safetensors(path)
+    tensors, about = read_safetensors(path)
     try:
         if int(about["format"]) > FORMAT:
             raise UserError(f"{path} was written by a newer perfedrl: upgrade, or start again with --restart")
         leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
-        history = History(**{name: tensors[f"history.{name}"] for name in History.__dataclass_fields__})
+        kept = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
+        history = History.of(kept)
         return Checkpoint(int(about["round"]), tuple(leaves), history, float(about["seconds"]))
     except KeyError as error:
         raise UserError(f"{path} is damaged; {AGAIN}") from error
@@ -192,66 +212,18 @@ def locked(root: Path, config: Config) -> Iterator[None]:
                 folder.rmdir()
 
 
-def check_folder(path: Path) -> None:
-    """Refuse a folder that cannot be one, before any work is done for it."""
-    for part in (path, *path.parents):
-        if part.exists():
-            if not part.is_dir():
-                raise UserError(f"{part} is a file; a folder is needed there")
-            if not os.access(part, os.W_OK):
-                raise UserError(f"the folder {part} cannot be written to")
-            return
-
-
-def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before any work is done for it."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; a file is needed there")
-    check_folder(path.parent)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part, also after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def partial_folder(root: Path, config: Config) -> Path:
     """Where a run stands until it is finished."""
-    return root / f"{config.folder}.partial"
+    return root / f"{config.folder}{PARTIAL}"
 
 
 def _number(name: str) -> int:
     return int(name.rpartition(".")[2])
 
 
-def _named_leaves(tree: Any) -> dict[str, np.ndarray]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".") or "theta"  # noqa: E731
-    return {name(path): np.ascontiguousarray(leaf) for path, leaf in paths}
-
-
 def _like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int) -> Any:
-    expected = {name: (seeds, *leaf.shape) for name, leaf in _named_leaves(template).items()}
+    expected = {name: (seeds, *leaf.shape) for name, leaf in named_leaves(template).items()}
     came = {name: leaf.shape for name, leaf in leaves.items()}
     if came != expected:
         raise UserError(f"the saved parameters {came} do not fit the policy, which needs {expected}")
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable safetensors file; {AGAIN}") from error

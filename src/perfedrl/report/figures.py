@@ -1,118 +1,153 @@
-"""The paper's figures as functions of saved runs: PNG and PDF, with the plotted numbers beside them as CSV."""
+"""The figures of the paper, and of any run, as plots of saved runs."""
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from perfedrl.experiments.paper import ALPHAS, VARIANTS, Runs, final
-from perfedrl.experiments.store import write_atomically
+from perfedrl.experiments.paper import Runs, neural, tabular
+from perfedrl.experiments.paper.claims import final
+from perfedrl.experiments.personalize import Personalized
+from perfedrl.experiments.store import Run
+from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
 
-# The Okabe-Ito colours, told apart in all common forms of colour blindness, each with its own marker and dashes.
-STYLE: dict[str, dict[str, Any]] = {
-    "exact": {"color": "#0072B2", "marker": "o", "label": "Per-FedAvg-PG, exact"},
-    "first-order": {"color": "#E69F00", "marker": "s", "label": "Per-FedAvg-PG, first-order"},
-    "fedavg-pg": {"color": "#009E73", "marker": "^", "label": "FedAvg-PG"},
+NEW_AGENT, MEAN_RETURN = "trajectories of the new agent", "expected return, mean over agents"
+AFTER = "return after adaptation, F"
+METHODS = {
+    "exact": ("Per-FedAvg-PG, exact", BLUE),
+    "first-order": ("Per-FedAvg-PG, first-order", ORANGE),
+    "fedavg-pg": ("FedAvg-PG", GREEN),
 }
-GREY = "#555555"
-
-Row = tuple[str, float, float, float]
-"""A plotted point: series, x, mean over seeds, standard deviation over seeds."""
 
 
-def personalization(runs: Runs, axes: Axes) -> list[Row]:
+def personalization(runs: Runs) -> list[Plot]:
     """Figure "Tabular gridworld", left: F against trajectories per agent."""
-    rows = []
-    for variant in VARIANTS:
-        history = runs[variant, 2.0].history
-        rows += band(axes, variant, history.trajectories, history.after.mean(axis=-1), STYLE[variant])
-    exact = runs["exact", 2.0].history
-    before = {"color": STYLE["exact"]["color"], "linestyle": "--", "label": "exact, before adaptation"}
-    rows += band(axes, "exact before adaptation", exact.trajectories, exact.before.mean(axis=-1), before)
-    uniform = float(exact.before[:, 0].mean())
-    axes.axhline(uniform, color=GREY, linestyle=":", label="uniform policy")
-    axes.set_xlabel("trajectories per agent")
-    axes.set_ylabel("expected return, mean over agents")
-    return [*rows, ("uniform policy", float("nan"), uniform, 0.0)]
+    histories = {variant: runs[variant, 2.0].history for variant in METHODS}
+    series = [
+        Series(label, histories[v].trajectories, histories[v].after.mean(axis=-1), color)
+        for v, (label, color) in METHODS.items()
+    ]
+    exact = histories["exact"]
+    before = exact.before.mean(axis=-1)
+    series.append(Series("exact, before adaptation", exact.trajectories, before, BLUE, dashed=True))
+    uniform = Level("uniform policy", float(exact.before[:, 0].mean()))
+    axis = Axis("trajectories per agent")
+    return [Lines("e1", "Personalization within federation", axis, MEAN_RETURN, tuple(series), (uniform,))]
 
 
-def step_size(runs: Runs, axes: Axes) -> list[Row]:
+def step_size(runs: Runs) -> list[Plot]:
     """Figure "Tabular gridworld", right: final F against the adaptation step size."""
-    rows = []
-    for variant in VARIANTS:
-        values = np.stack([final(runs[variant, alpha].history.after) for alpha in ALPHAS], axis=1)
-        rows += band(axes, variant, np.asarray(ALPHAS), values, STYLE[variant])
-    axes.set_xlabel("adaptation step size α")
-    axes.set_ylabel("return after adaptation, F")
-    return rows
+    at = np.asarray(tabular.ALPHAS)
+    series = [
+        Series(label, at, np.stack([final(runs[v, a]) for a in tabular.ALPHAS], axis=1), color)
+        for v, (label, color) in METHODS.items()
+    ]
+    return [Lines("e3", "The adaptation step size", Axis("adaptation step size α"), AFTER, tuple(series))]
 
 
-def learning_curves(runs: Runs, axes: Axes) -> list[Row]:
+def learning_curves(runs: Runs) -> list[Plot]:
     """Figure "Learning curves": F against communication rounds."""
-    rows = []
-    for variant in VARIANTS:
-        history = runs[variant, 2.0].history
-        rows += band(axes, variant, history.rounds, history.after.mean(axis=-1), STYLE[variant])
-    axes.set_xlabel("communication round k")
-    axes.set_ylabel("return after adaptation, F")
-    return rows
+    series = [
+        Series(label, runs[v, 2.0].history.rounds, runs[v, 2.0].history.after.mean(axis=-1), color)
+        for v, (label, color) in METHODS.items()
+    ]
+    return [Lines("e6", "Learning curves", Axis("communication round k"), AFTER, tuple(series))]
 
 
-FIGURES: Mapping[str, Callable[[Runs, Axes], list[Row]]] = MappingProxyType(
-    {"e1": personalization, "e3": step_size, "e6": learning_curves}
+def curvature_bottleneck(runs: Runs) -> list[Plot]:
+    """Figure "Neural navigation", left: return against the curvature batch, every seed and the median."""
+    batches = [m for m in runs if m != neural.REFERENCE]
+    values = np.stack([final(runs[m]) for m in batches], axis=1)
+    series = Series("Per-FedAvg-PG, exact: median and seeds", np.asarray(batches), values, BLUE, centre="median")
+    levels = (
+        Level("FedAvg-PG reference, mean", float(final(runs[neural.REFERENCE]).mean()), GREEN),
+        Level("a seed has trained", neural.TRAINS, GREY),
+    )
+    axis = Axis("curvature batch mₕ (trajectories)", "log", ticks=tuple(map(float, batches)))
+    return [Lines("e4", "The curvature bottleneck", axis, "return after adaptation", (series,), levels)]
+
+
+def few_shot(runs: Runs) -> list[Plot]:
+    """Figure "Neural navigation", right, and its companion: return and success on held-out agents by budget."""
+    deployed, scratch = runs[neural.META].deployed, runs[neural.SCRATCH].history
+    axis = Axis.budgets(NEW_AGENT, (*deployed.budgets, 2000, 4000))
+    random = scratch.before[:, 0].mean(), scratch.outcomes["before.success"][:, 0].mean()
+    from_scratch = scratch.after, scratch.outcomes["after.success"]
+    plots: list[Plot] = []
+    for outcome, label, own, chance in zip(
+        ("return", "success"), ("return", "success rate"), from_scratch, random, strict=True
+    ):
+        series = (
+            Series("meta-initialization, one step", deployed.budgets, deployed.outcomes[outcome].mean(-1), ORANGE),
+            Series("from scratch", scratch.trajectories[1:], own[:, 1:].mean(axis=-1), PINK),
+        )
+        levels = (Level("random initialization", float(chance)),)
+        title = f"Few-shot personalization to unseen agents: {label}"
+        y_label, percent = f"{label} on held-out goals", outcome == "success"
+        plots.append(Lines(f"e5-{outcome}", title, axis, y_label, series, levels, percent))
+    return plots
+
+
+def rollouts(runs: Runs) -> list[Plot]:
+    """Figure "Held-out rollouts"."""
+    task = runs[neural.META].config.parts.fleet.task(neural.SHOWN_AGENT, held_out=True)
+    panels = tuple(Panel(title, paths, task.goal, task.radius) for title, paths in neural.shown(runs).items())
+    return [Rollouts("e7", "Episodes on an unseen goal", panels, task.box)]
+
+
+FIGURES: Mapping[str, Callable[[Runs], list[Plot]]] = MappingProxyType(
+    {
+        "e1": personalization,
+        "e3": step_size,
+        "e4": curvature_bottleneck,
+        "e5": few_shot,
+        "e6": learning_curves,
+        "e7": rollouts,
+    }
 )
 
 
-def draw(experiment: str, title: str, runs: Runs, folder: str | Path) -> list[Path]:
-    """Draw an experiment's figure from its runs; return the files written: PNG, PDF and CSV."""
-    return save(*figure_of(experiment, title, runs), Path(folder) / experiment)
+def learning(run: Run) -> list[Plot]:
+    """What a single run measured while it trained, and what it is worth to new agents."""
+    h = run.history
+    shown = [("training agents, before adaptation", h.before, BLUE, True), ("training agents", h.after, BLUE, False)]
+    if h.held_out_after.shape[-1]:
+        shown += [
+            ("held-out agents, before adaptation", h.held_out_before, PINK, True),
+            ("held-out agents", h.held_out_after, PINK, False),
+        ]
+    series = tuple(Series(label, h.trajectories, x.mean(axis=-1), color, dash) for label, x, color, dash in shown)
+    plots: list[Plot] = [
+        Lines("learning", "Return while training", Axis("trajectories per agent"), MEAN_RETURN, series)
+    ]
+    deployed = run.deployment
+    if deployed is not None and len(deployed.budgets) > 1:
+        budgets = Series("new agents", deployed.budgets, deployed.outcomes["return"].mean(axis=-1), ORANGE)
+        axis = Axis.budgets(NEW_AGENT, deployed.budgets)
+        plots.append(Lines("few-shot", "Personalization of new agents", axis, "return", (budgets,)))
+    return plots + shown_rollouts(run)
 
 
-def figure_of(experiment: str, title: str, runs: Runs) -> tuple[Figure, list[Row]]:
-    """An experiment's figure and the points in it."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    rows = FIGURES[experiment](runs, axes)
-    seeds = len(next(iter(runs.values())).history.seeds)
-    axes.set_title(f"{title}: mean ± 1 s.d. of {seeds} seeds" if seeds > 1 else f"{title}: one seed", fontsize=10)
-    axes.set_ylim(bottom=0)
-    axes.margins(x=0.02)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    # Outside the axes the legend cannot cover data.
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    return figure, rows
+def shown_rollouts(run: Run) -> list[Plot]:
+    """The episodes that a run kept of its first new agent, from the fewest and the most trajectories."""
+    fleet, deployed = run.config.parts.fleet, run.deployment
+    task = fleet.task(0, held_out=fleet.held_out is not None)
+    if deployed is None or not deployed.rollouts.size or not hasattr(task, "goal"):
+        return []
+    chosen = sorted({0, len(deployed.budgets) - 1})
+    panels = tuple(
+        Panel(f"{deployed.budgets[b]} trajectories", deployed.rollouts[b, 0], task.goal, task.radius) for b in chosen
+    )
+    return [Rollouts("rollouts", "Episodes of the first new agent", panels, task.box)]
 
 
-def band(axes: Axes, series: str, x: np.ndarray, values: np.ndarray, style: Mapping[str, Any]) -> list[Row]:
-    """A mean line over seeds with a band of one standard deviation."""
-    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(len(x))
-    every = max(1, len(x) // 8)
-    axes.plot(x, mean, markevery=every, markersize=5, linewidth=1.6, **style)
-    axes.fill_between(x, mean - deviation, mean + deviation, color=style["color"], alpha=0.18, linewidth=0)
-    return [(series, float(a), float(b), float(c)) for a, b, c in zip(x, mean, deviation, strict=True)]
-
-
-def save(figure: Figure, rows: Iterable[Sequence], stem: Path) -> list[Path]:
-    """Write a figure as PNG and PDF and its numbers as CSV; the same numbers give the same bytes."""
-    written = []
-    for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix[1:], dpi=160, metadata=metadata)
-        written.append((stem.with_suffix(suffix), buffer.getvalue()))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(("series", "x", "mean", "sd"))
-    writer.writerows(rows)
-    written.append((stem.with_suffix(".csv"), table.getvalue().encode()))
-    for path, content in written:
-        write_atomically(path, content)
-    return [path for path, _ in written]
+def before_and_after(own: Personalized) -> list[Plot]:
+    """An agent's episodes before and after personalization, where they are in the plane."""
+    task = own.task
+    if not hasattr(task, "goal"):
+        return []
+    panels = (
+        Panel("before", own.rollouts_before, task.goal, task.radius),
+        Panel(f"after {own.cost} trajectories", own.rollouts_after, task.goal, task.radius),
+    )
+    return [Rollouts("personalized", f"Personalized to {own.agent}", panels, task.box)]

@@ -6,11 +6,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
+from perfedrl.experiments.demo import Row
 from perfedrl.experiments.evaluate import AgentReturn
 from perfedrl.experiments.paper import Claim
+from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.registry import Registry
+
+LABELS = {"success": "success rate", "distance": "final distance"}
 
 
 def summary(run: Run) -> Table:
@@ -51,8 +55,35 @@ def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
     """Every agent's return before and after its adaptation step, beside its optimum."""
     table = Table("agent", "part", "before", "after", "optimum", title=f"{name}: expected return, 95 % intervals")
     for row in rows:
-        table.add_row(row.agent, row.part, interval(row.before), interval(row.after), f"{row.optimum:.3f}")
+        best = "not known" if row.optimum is None else f"{row.optimum:.3f}"
+        table.add_row(row.agent, row.part, interval(row.before), interval(row.after), best)
     return table
+
+
+def personalized(own: Personalized) -> Table:
+    """What an agent's own policy is worth to it, beside the initialization, and what it cost."""
+    each = f"{own.steps} steps of {own.trajectories} trajectories" if own.steps > 1 else "one step"
+    caption = f"cost: {own.cost} trajectories of the agent ({each}, alpha = {own.alpha:g}), from seed {own.seed}"
+    table = Table("", "before", "after", title=f"{own.agent}: means of fresh episodes, 95 % intervals", caption=caption)
+    for name in ("return", *sorted(set(own.before) - {"return"})):
+        table.add_row(LABELS.get(name, name), interval(own.before[name]), interval(own.after[name]))
+    return table
+
+
+def demo(rows: Sequence[Row], seeds: int) -> Table:
+    """The demonstration's result: personalized beside from scratch, at the same cost."""
+    title = f"three unseen agents, mean of {seeds} seed{'s' if seeds > 1 else ''}"
+    header = "trajectories", "return, personalized", "success", "return, from scratch", "success"
+    table = Table(*(Column(name, justify="right") for name in header), title=title)
+    for row in rows:
+        table.add_row(*demo_cells(row))
+    return table
+
+
+def demo_cells(row: Row) -> tuple[str, ...]:
+    numbers = row.personalized_return, row.personalized_success, row.scratch_return, row.scratch_success
+    shown = [f"{x.mean:.0%}" if i % 2 else f"{x.mean:.2f}" for i, x in enumerate(numbers)]
+    return str(row.trajectories) if row.trajectories else "none", *shown
 
 
 def claims(checked: Sequence[Claim], seeds: int) -> Table:

@@ -1,45 +1,17 @@
-"""Policy classes: stochastic, differentiable, parameters a pytree."""
+"""Softmax policies over finitely many states and actions: a table, and linear features (Example 1)."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Float, Int, PRNGKeyArray
 
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
-from perfedrl.registry import registry
-from perfedrl.types import Array, Noise, Params
-
-
-@runtime_checkable
-class Policy(Protocol):
-    """pi(a | s; theta). Written for one decision; callers `vmap`.
-
-    A pytree of arrays, as everything that enters a compiled program; what is not an array is a static field.
-    """
-
-    @property
-    def noise(self) -> int:
-        """Uniforms that one decision needs."""
-        ...
-
-    def init(self, key: PRNGKeyArray) -> Params: ...
-
-    def sample(self, params: Params, obs: PyTree[Array], u: Noise) -> PyTree[Array]: ...
-
-    def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]: ...
-
-
-@runtime_checkable
-class TablePolicy(Protocol):
-    """A policy over finitely many states and actions, which exact evaluation can tabulate."""
-
-    def probabilities(self, params: Params) -> Float[Array, "S A"]: ...
+from perfedrl.types import Array, Noise
 
 
 class TableSoftmax(eqx.Module):
@@ -138,6 +110,3 @@ def _tabular(fleet: Fleet, name: str) -> TabularMDP:
     if not isinstance(fleet.train, TabularMDP):
         raise UserError(f"the policy {name!r} needs agents with finitely many states (a fleet of TabularMDP)")
     return fleet.train
-
-
-POLICIES = registry("policy", table=table, log_linear=log_linear)

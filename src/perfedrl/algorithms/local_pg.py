@@ -1,0 +1,53 @@
+"""LocalPG: every agent on its own, from scratch; the baseline without federation."""
+
+from typing import Any
+
+import equinox as eqx
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, check_counts, check_step_sizes, local_steps
+from perfedrl.estimators import Objective, StepKeys
+from perfedrl.types import Array, Params
+
+
+class LocalPG(eqx.Module):
+    """Policy-gradient steps of each agent on its own return; nothing is sent, and nothing is shared but the start.
+
+    The paper's from-scratch baseline (Appendix C.2), whose largest budget is the specialist. A round is `local_steps`
+    steps from m trajectories each. What an agent deploys is what it has learned, without a further step.
+    """
+
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+
+    def __init__(self, beta: float, local_steps: int = 1, m: int = 20):
+        check_step_sizes(0.0, beta)
+        check_counts(local_steps=local_steps, m=m)
+        self.beta, self.local_steps, self.m = beta, local_steps, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, Params]:
+        return ServerState(params), params
+
+    def client(self, message: Params, state: Params, agent: Objective, key: PRNGKeyArray) -> tuple[tuple[()], Params]:
+        """Local steps along the estimated policy gradient; the agent's parameters are its personal state."""
+
+        def step(theta: Params, keys: StepKeys) -> Params:
+            return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
+
+        return (), local_steps(step, state, agent, key, self.local_steps)
+
+    def server(self, state: ServerState, uploads: tuple[()], weights: Float[Array, " n"]) -> ServerState:
+        return state
+
+    def shared(self, message: Params) -> Params:
+        """The start, which is all that agents have in common."""
+        return message
+
+    def personalize(self, message: Params, state: Params, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return state

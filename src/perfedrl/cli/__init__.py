@@ -1,0 +1,46 @@
+"""The command line: parse, call, print. One file per group of commands."""
+
+import sys
+
+import typer
+
+from perfedrl.cli import runs, studies
+from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
+from perfedrl.errors import UserError
+
+app = typer.Typer(
+    help="Personalized federated reinforcement learning: agents learn one shared initialization together, and each "
+    "turns it into its own policy with a single local policy-gradient step.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(studies.demo)
+app.command()(runs.train)
+app.command()(runs.personalize)
+app.command()(runs.evaluate)
+app.command()(studies.reproduce)
+app.command(name="list")(runs.list_)
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one sentence and exit code 2."""
+    try:
+        code = app(standalone_mode=False)  # what a command leaves with typer.Exit comes back as a number
+        if code == INTERRUPTED:
+            leave_at_once()
+        sys.exit(code)
+    except (KeyboardInterrupt, typer.Abort):
+        say("stopped", "yellow")
+        leave_at_once()
+    except UserError as error:
+        say(f"error: {error}", "red")
+        sys.exit(2)
+    except OSError as error:
+        say(f"error: {error.filename or 'the system'}: {error.strerror or error}", "red")
+        sys.exit(2)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what the parser raises for a wrong option or command has it
+            raise
+        say(f"error: {error.format_message()}", "red")
+        sys.exit(2)

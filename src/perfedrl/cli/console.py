@@ -1,0 +1,88 @@
+"""What all commands share: printing, progress bars, and how a command ends."""
+
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from perfedrl.experiments.run import Interrupted
+
+out, err = Console(), Console(stderr=True)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
+RunsFolder = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+Restart = Annotated[bool, typer.Option("--restart", help="Train again what is already there or half done.")]
+Chunk = Annotated[int | None, typer.Option(help="Agents that run at a time, for fleets that exceed memory.")]
+Cache = Annotated[bool, typer.Option("--compile-cache/--no-compile-cache", help="Keep compiled programs on disk.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the table to this file.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", help="Also write a report to this .html file: one page, opens offline.")
+]
+
+
+@contextmanager
+def training(restart: bool) -> Iterator[Any]:
+    """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
+    try:
+        with progress_bars() as update:
+            yield update
+    except Interrupted as stop:
+        same = "the same command without --restart" if restart else "the same command"
+        say(f"{stop}; run {same} to go on from there", "yellow")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def progress_bars() -> Iterator[Any]:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
+    with Progress(*columns, TimeElapsedColumn(), console=err) as bars:
+        tasks: dict[str, Any] = {}
+
+        def update(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done)
+
+        yield update
+
+
+def command_line() -> str:
+    """The command that runs now, as one would type it."""
+    return shlex.join(["perfedrl", *sys.argv[1:]])
+
+
+def wrote(paths: Sequence[Path]) -> None:
+    out.print("wrote " + ", ".join(map(str, paths)), highlight=False, soft_wrap=True)
+
+
+def as_json(rows: list[dict[str, Any]]) -> bytes:
+    """Rows as JSON; the open end of an interval, which JSON has no word for, is null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return (json.dumps([plain(row) for row in rows], indent=2, allow_nan=False) + "\n").encode()
+
+
+def say(message: str, style: str | None = None) -> None:
+    """Print a sentence to the error output, as it is: brackets in it are no markup."""
+    err.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def leave_at_once() -> NoReturn:
+    """End the process without tidying up: JAX crashes when it is torn down while it compiles in another thread."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)

@@ -1,0 +1,180 @@
+"""Commands around one run: train, personalize, evaluate, list."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfedrl import compilation
+from perfedrl.algorithms import ALGORITHMS
+from perfedrl.cli.console import (
+    Cache,
+    Chunk,
+    JsonFile,
+    ReportFile,
+    Restart,
+    RunsFolder,
+    as_json,
+    command_line,
+    out,
+    say,
+    training,
+    wrote,
+)
+from perfedrl.envs import ENVS
+from perfedrl.errors import UserError
+from perfedrl.estimators import CURVATURES
+from perfedrl.evaluation import EVALUATIONS
+from perfedrl.experiments import paper, store
+from perfedrl.experiments import personalize as own
+from perfedrl.experiments.config import load_config
+from perfedrl.experiments.evaluate import evaluate as evaluate_run
+from perfedrl.experiments.files import check_file, write_atomically
+from perfedrl.experiments.run import train as train_configs
+from perfedrl.policies import POLICIES
+from perfedrl.report import tables
+
+REGISTRIES = {
+    "envs": ENVS,
+    "policies": POLICIES,
+    "estimators": CURVATURES,
+    "algorithms": ALGORITHMS,
+    "evaluations": EVALUATIONS,
+}
+
+
+class Kind(StrEnum):
+    """What `perfedrl list` can list."""
+
+    runs = "runs"
+    envs = "envs"
+    policies = "policies"
+    estimators = "estimators"
+    algorithms = "algorithms"
+    evaluations = "evaluations"
+    experiments = "experiments"
+
+
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+Alpha = Annotated[float | None, typer.Option(help="Adapt with this step size instead of the run's own.")]
+
+
+def train(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see the folder configs/ for examples.")],
+    runs: RunsFolder = Path("runs"),
+    restart: Restart = False,
+    chunk: Chunk = None,
+    report: ReportFile = None,
+    compile_cache: Cache = True,
+) -> None:
+    """Train a fleet on this machine, as a config says.
+
+    A run that is there already is shown, not trained again; one that was stopped goes on where it stood.
+
+    Example: perfedrl train configs/arc.toml --report arc.html
+    """
+    if report:
+        check_file(report)
+    compilation.use_all_cores()
+    checked = load_config(config)
+    with training(restart) as progress:
+        run = train_configs(checked, runs, restart=restart, chunk=chunk, progress=progress, compile_cache=compile_cache)
+    out.print(tables.summary(run))
+    out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
+    if report:
+        from perfedrl.report import page, reports  # the drawing libraries are slow to import
+
+        wrote([page.write(reports.of_run(run, command_line()), report)])
+
+
+def personalize(
+    run: RunFolder,
+    goal: Annotated[str | None, typer.Option(help="The new agent's goal in the run's world.", metavar="X,Y")] = None,
+    agent: Annotated[
+        int | None, typer.Option(help="Or an agent of the run: training agents from 0, then those held out.")
+    ] = None,
+    trajectories: Annotated[int, typer.Option(help="Fresh trajectories per step; what it costs the agent.")] = 200,
+    steps: Annotated[int, typer.Option(help="Policy-gradient steps.")] = 1,
+    alpha: Alpha = None,
+    seed: Annotated[int | None, typer.Option(help="Which of the run's seeds to start from; its first.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--out", help="Where the parameters go; the picture goes beside them.")
+    ] = None,
+) -> None:
+    """Turn a run's shared initialization into one agent's own policy, and show what that is worth to it.
+
+    Writes the agent's parameters (safetensors) and a picture of episodes before and after.
+
+    Examples: perfedrl personalize runs/arc-first-order-0123456789 --goal 0.6,0.5;
+    perfedrl personalize runs/arc-first-order-0123456789 --agent 7 --trajectories 100 --out mine.safetensors
+    """
+    position = None if goal is None else parse_goal(goal)
+    label = f"agent{agent}" if goal is None else "goal" + goal.replace(",", "_").replace(" ", "")
+    file = file or Path("personalized") / f"{run.name}-{label}.safetensors"
+    check_file(file)
+    loaded = store.load_run(run)
+    result = own.personalize(
+        loaded, goal=position, agent=agent, trajectories=trajectories, steps=steps, alpha=alpha, seed=seed
+    )
+    out.print(tables.personalized(result))
+    written = [result.save(file, run=loaded.folder.name, digest=loaded.config.digest)]
+    from perfedrl.report import figures, static  # matplotlib is slow to import
+
+    for plot in figures.before_and_after(result):
+        picture = file.with_suffix(".png")
+        write_atomically(picture, static.image(static.draw(plot)))
+        written.append(picture)
+    wrote(written)
+
+
+def evaluate(
+    run: RunFolder,
+    alpha: Alpha = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Evaluate a run's initialization, agent by agent, before and after its adaptation step.
+
+    Exact for agents with finitely many states, beside the best return there is; by fresh episodes for others.
+
+    Example: perfedrl evaluate runs/gridworld-0123456789
+    """
+    if json_file:
+        check_file(json_file)
+    compilation.use_all_cores()
+    rows = evaluate_run(store.load_run(run), alpha)
+    out.print(tables.agents(run.name, rows))
+    if json_file:
+        content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
+        write_atomically(json_file, as_json(content))
+
+
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.runs,
+    runs: RunsFolder = Path("runs"),
+) -> None:
+    """List finished runs, or the parts that a config can name, with their parameters."""
+    if kind is Kind.runs:
+        table = tables.runs(readable(runs))
+        out.print(table if table.row_count else f"no finished runs in {runs}")
+    elif kind is Kind.experiments:
+        out.print(tables.titles(paper.EXPERIMENTS))
+    else:
+        out.print(tables.parts(REGISTRIES[kind], with_parameters=kind is not Kind.estimators))
+
+
+def parse_goal(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(x) for x in text.split(","))
+    except ValueError as error:
+        raise UserError(f"--goal {text!r}: a goal is two numbers X,Y, such as 0.6,0.5") from error
+
+
+def readable(root: Path) -> Iterator[Any]:
+    """The finished runs in a folder; of those that cannot be read it says why."""
+    for folder in store.list_runs(root):
+        try:
+            yield store.load_run(folder)
+        except UserError as error:
+            say(f"skipped: {error}", "yellow")

@@ -1,0 +1,113 @@
+"""Commands that train several runs to show something: the demonstration and the paper's experiments."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfedrl import compilation
+from perfedrl.cli.console import Cache, ReportFile, Restart, RunsFolder, as_json, command_line, out, training, wrote
+from perfedrl.errors import UserError, nearest
+from perfedrl.experiments import demo as demonstration
+from perfedrl.experiments import paper
+from perfedrl.experiments.files import check_file, check_folder, write_atomically
+from perfedrl.experiments.run import saved
+from perfedrl.experiments.run import train as train_configs
+from perfedrl.report import tables
+
+
+def demo(
+    seeds: Annotated[int, typer.Option(min=1, help="How many times to repeat it.")] = demonstration.SEEDS,
+    report: Annotated[Path, typer.Option(help="Where the report page goes.")] = Path("demo.html"),
+    runs: RunsFolder = Path("runs"),
+    restart: Restart = False,
+    compile_cache: Cache = True,
+) -> None:
+    """See it work, in about a minute: train a fleet, then personalize agents that never took part.
+
+    Six agents with goals on an arc learn one initialization together; three unseen agents turn it into their own
+    policies from 20, 100 and 200 trajectories, beside learning from scratch at the same cost.
+    """
+    from perfedrl.report import page, reports  # the drawing libraries are slow to import
+
+    check_file(report)
+    compilation.use_all_cores()
+    configs = demonstration.configs(seeds)
+    with training(restart) as progress:
+        done = train_configs(
+            list(configs.values()), runs, restart=restart, progress=progress, compile_cache=compile_cache
+        )
+    trained = dict(zip(configs, done, strict=True))
+    out.print(tables.demo(demonstration.rows(trained), seeds))
+    out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
+    wrote([page.write(reports.of_demo(trained, command_line()), report)])
+
+
+def reproduce(
+    experiments: Annotated[list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, or all.", metavar="EXPERIMENT...")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A faithful miniature: fewer seeds, smaller curvature batches.")
+    ] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; 10 as in the paper when left out.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the claims to this file.")] = None,
+    report: ReportFile = None,
+    figures: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
+    runs: RunsFolder = Path("runs"),
+    only_saved: Annotated[bool, typer.Option("--saved", help="Train nothing: use the runs that are there.")] = False,
+    restart: Restart = False,
+    compile_cache: Cache = True,
+) -> None:
+    """Repeat experiments of the paper: train what is missing, check every claim, draw the figures.
+
+    Examples: perfedrl reproduce e1 --quick; perfedrl reproduce all --json claims.json --report report.html
+    """
+    from perfedrl.report import page, reports, static  # the drawing libraries are slow to import
+
+    chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
+    count = seeds or (paper.QUICK_SEEDS if quick else paper.SEEDS)
+    check_folder(figures)
+    for file in (json_file, report):
+        if file:
+            check_file(file)
+    compilation.use_all_cores()
+    configs = paper.all_configs(chosen, count, quick)
+    if only_saved:
+        trained = saved(configs, runs)
+    else:
+        with training(restart) as progress:
+            trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
+    claims, plots = findings(chosen, count, quick, trained)
+    out.print(tables.claims(claims, count))
+    written = [path for plot in plots for path in static.save(plot, figures)]
+    if json_file:
+        write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
+        written.append(json_file)
+    if report:
+        written.append(
+            page.write(reports.of_reproduction(chosen, count, claims, plots, trained, command_line()), report)
+        )
+    wrote(written)
+
+
+def findings(chosen: list[Any], seeds: int, quick: bool, trained: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The claims and the figures of some experiments, from all their runs."""
+    from perfedrl.report.figures import FIGURES
+
+    run_of = {run.config.folder: run for run in trained}
+    claims, plots = [], []
+    for experiment in chosen:
+        done = {key: run_of[config.folder] for key, config in experiment.configs(seeds, quick).items()}
+        claims += experiment.claims(done)
+        plots += FIGURES[experiment.name](done)
+    return claims, plots
+
+
+def expand(names: list[str], known: Any) -> list[str]:
+    return list(known) if "all" in names else list(dict.fromkeys(names))
+
+
+def choose(name: str, known: Any) -> Any:
+    if name not in known:
+        raise UserError(f"unknown experiment {name!r}{nearest(name, [*known, 'all'])}")
+    return known[name]

@@ -1,0 +1,181 @@
+"""How a run is measured: every agent before and after its adaptation, exactly or by Monte Carlo."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms import Algorithm
+from perfedrl.envs import Fleet, TabularMDP
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, Sampled, reward_to_go
+from perfedrl.exact import Exact
+from perfedrl.policies import Policy
+from perfedrl.registry import registry
+from perfedrl.rollout import RolloutSampler
+from perfedrl.types import Array, Params, Trajectory
+
+Outcomes = dict[str, Float[Array, ""]]
+"""Means over episodes by name; "return" is always there."""
+
+MOST_EPISODES = 10_000_000
+
+
+@runtime_checkable
+class Evaluation(Protocol):
+    """What an agent's parameters are worth to it. A pytree, like all that enters a compiled program."""
+
+    trajectories: int
+    """Those that an agent adapts with before it is measured."""
+    few_shot: tuple[int, ...]
+    """Numbers of trajectories to personalize with when the run is finished."""
+    rollouts: int
+    """Episodes to keep of each agent that was personalized."""
+    float64: bool
+
+    def objective(self, task: Any) -> Objective:
+        """What an agent adapts on."""
+        ...
+
+    def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes: ...
+
+
+class DynamicProgramming(eqx.Module):
+    """Exact returns in float64, after adaptation by the exact gradient: the paper's measure for tabular agents."""
+
+    policy: Any
+
+    trajectories, few_shot, rollouts, float64 = 1, (), 0, True
+
+    def objective(self, task: TabularMDP) -> Objective:
+        return Exact(self.policy)(task)
+
+    def outcomes(self, task: TabularMDP, params: Params, key: PRNGKeyArray) -> Outcomes:
+        return {"return": self.objective(task).value(params, key, 1)}
+
+
+class MonteCarlo(eqx.Module):
+    """Means over fresh episodes, after adaptation from fresh trajectories."""
+
+    policy: Any
+    trajectories: int = eqx.field(static=True, default=256)
+    episodes: int = eqx.field(static=True, default=512)
+    few_shot: tuple[int, ...] = eqx.field(static=True, default=(), converter=tuple)
+    repeats: int = eqx.field(static=True, default=1)
+    rollouts: int = eqx.field(static=True, default=0)
+
+    float64 = False
+
+    def __check_init__(self) -> None:
+        named = [("trajectories", self.trajectories), ("rollouts", self.rollouts)]
+        for name, count in [*named, *(("few_shot", m) for m in self.few_shot)]:
+            if not 0 <= count <= MOST_EPISODES:
+                raise UserError(f"evaluation: {name} must be from 0 to {MOST_EPISODES}; it is {count}")
+        for name, count in (("episodes", self.episodes), ("repeats", self.repeats)):
+            if not 1 <= count <= MOST_EPISODES:
+                raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}; it is {count}")
+        if self.rollouts and not self.few_shot:
+            raise UserError("evaluation: rollouts are kept of the budgets in few_shot, and there are none")
+
+    def objective(self, task: Any) -> Objective:
+        return Sampled(self.policy)(task)
+
+    def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
+        episodes = self.sample(task, params, key, self.episodes)
+        return {name: jnp.mean(x) for name, x in episode_outcomes(task, episodes).items()}
+
+    def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        """Draw m episodes."""
+        return RolloutSampler(task, self.policy).sample(params, key, m)
+
+
+def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
+    """The return of every episode, and what else the task says of it."""
+    more = jax.vmap(task.outcomes)(episodes) if hasattr(task, "outcomes") else {}
+    return {"return": reward_to_go(episodes, task.discount)[:, 0], **more}
+
+
+def before_and_after(
+    evaluation: Evaluation, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
+) -> dict[str, Outcomes]:
+    """One agent's outcomes under the shared parameters and under its own.
+
+    Both are measured with the same uniforms, so that what adaptation gains is less noisy than either.
+    """
+    adaptation, episodes = jax.random.split(key)
+    own = algorithm.personalize(message, client, evaluation.objective(task), adaptation, evaluation.trajectories)
+    measure = lambda params: evaluation.outcomes(task, params, episodes)  # noqa: E731
+    return {"before": measure(algorithm.shared(message)), "after": measure(own)}
+
+
+def deploy(
+    evaluation: MonteCarlo, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
+) -> tuple[dict[str, Float[Array, " budget"]], Any]:
+    """One agent's outcomes after personalization from each budget, and some episodes' observations.
+
+    Every personalization has its own trajectories; outcomes are means over the repeats.
+    """
+    adaptation, episodes, shown = jax.random.split(key, 3)
+    objective = evaluation.objective(task)
+
+    def once(m: int, key: PRNGKeyArray) -> tuple[Outcomes, Params]:
+        own = algorithm.personalize(message, client, objective, key, m)
+        return evaluation.outcomes(task, own, jax.random.fold_in(episodes, m)), own
+
+    outcomes, rollouts = [], []
+    for m in evaluation.few_shot:
+        keys = jax.random.split(jax.random.fold_in(adaptation, m), evaluation.repeats)
+        # One after the other: side by side they would need the memory of all.
+        measured, own = jax.lax.map(partial(once, m), keys)
+        outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
+        if evaluation.rollouts:
+            last = jax.tree.map(lambda x: x[-1], own)
+            rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
+    stack = lambda *xs: jnp.stack(xs)  # noqa: E731
+    return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
+
+
+def exact(fleet: Fleet, policy: Policy) -> DynamicProgramming:
+    """Exact returns by dynamic programming, for agents with finitely many states."""
+    if not isinstance(fleet.train, TabularMDP) or not hasattr(policy, "probabilities"):
+        raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
+    tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
+    if tabulated != fleet.train.r.shape[1:]:
+        raise UserError(f"the policy is for {tabulated} states and actions, the fleet has {fleet.train.r.shape[1:]}")
+    return DynamicProgramming(policy)
+
+
+def monte_carlo(
+    fleet: Fleet,
+    policy: Policy,
+    trajectories: int = 256,
+    episodes: int = 512,
+    few_shot: Sequence[int] = (),
+    repeats: int = 1,
+    rollouts: int = 0,
+) -> MonteCarlo:
+    """Means over fresh episodes, after adaptation from `trajectories` trajectories.
+
+    When a run is finished its held-out agents are also personalized from each number of trajectories in `few_shot`,
+    `repeats` times each; of the last time `rollouts` episodes are kept.
+    """
+    task = fleet.task(0)
+    sample = lambda key: RolloutSampler(task, policy).sample(policy.init(key), key, 1)  # noqa: E731
+    try:
+        jax.eval_shape(sample, jax.random.key(0))
+    except (TypeError, ValueError, IndexError) as error:
+        raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
+    return MonteCarlo(policy, trajectories, episodes, tuple(few_shot), repeats, rollouts)
+
+
+def auto(fleet: Fleet, policy: Policy) -> DynamicProgramming | MonteCarlo:
+    """Exact where agents have finitely many states, Monte Carlo with its defaults elsewhere."""
+    finite = isinstance(fleet.train, TabularMDP) and hasattr(policy, "probabilities")
+    return exact(fleet, policy) if finite else monte_carlo(fleet, policy)
+
+
+EVALUATIONS = registry("evaluation", auto=auto, exact=exact, monte_carlo=monte_carlo)

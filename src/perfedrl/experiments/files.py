@@ -1,0 +1,83 @@
+"""Files, written whole or not at all, and read with distrust."""
+
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from perfedrl.errors import UserError
+
+AGAIN = "train its config again with --restart"
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be one, before any work is done for it."""
+    for part in (path, *path.parents):
+        if part.exists():
+            if not part.is_dir():
+                raise UserError(f"{part} is a file; a folder is needed there")
+            if not os.access(part, os.W_OK):
+                raise UserError(f"the folder {part} cannot be written to")
+            return
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; a file is needed there")
+    check_folder(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old or the new content, never a part, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Arrays as the content of an .npz file."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def read_npz(path: Path, make: Callable[[Mapping[str, np.ndarray]], Any]) -> Any:
+    """Make something of the arrays in an .npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return make(dict(arrays))
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is damaged; {AGAIN}") from error
+
+
+def named_leaves(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a pytree by their paths, "0.weight", say; a single array is called "theta"."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".") or "theta"  # noqa: E731
+    return {name(path): np.ascontiguousarray(leaf) for path, leaf in paths}
+
+
+def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors of a safetensors file and its metadata."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable safetensors file; {AGAIN}") from error

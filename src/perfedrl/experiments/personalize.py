@@ -1,0 +1,158 @@
+"""From a saved initialization to one agent's own policy: what a new agent does on the device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from safetensors.numpy import save
+
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError
+from perfedrl.estimators import Sampled, adapt
+from perfedrl.evaluation import MOST_EPISODES, episode_outcomes
+from perfedrl.experiments.evaluate import adaptation_step
+from perfedrl.experiments.files import named_leaves, write_atomically
+from perfedrl.experiments.stats import Interval, mean_interval, share_interval
+from perfedrl.experiments.store import Run, load_run
+from perfedrl.lanes import START
+from perfedrl.rollout import RolloutSampler
+from perfedrl.types import Params
+
+EPISODES, SHOWN, MOST_STEPS = 512, 12, 100_000
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """One agent's own parameters, what they are worth to it, and what they cost.
+
+    `before` and `after` map "return", "success" and what else the task says to means over fresh episodes with their
+    95 % intervals; the rollouts are observations of some of them, both under the same random numbers.
+    """
+
+    agent: str
+    task: Any
+    params: Params
+    before: dict[str, Interval]
+    after: dict[str, Interval]
+    rollouts_before: Float[np.ndarray, "episode T ..."]
+    rollouts_after: Float[np.ndarray, "episode T ..."]
+    trajectories: int
+    steps: int
+    alpha: float
+    seed: int
+
+    @property
+    def cost(self) -> int:
+        """Trajectories that the agent sampled to personalize; measuring took more, which a deployment needs not."""
+        return self.trajectories * self.steps
+
+    def save(self, path: str | Path, **about: str) -> Path:
+        """Write the parameters as safetensors, with what made them as metadata."""
+        facts = {"agent": self.agent, "alpha": f"{self.alpha:g}", "steps": str(self.steps), "seed": str(self.seed)}
+        facts |= {"trajectories_per_step": str(self.trajectories), **about}
+        path = Path(path)
+        write_atomically(path, save(named_leaves(self.params), metadata=facts))
+        return path
+
+
+def personalize(
+    run: Run | str | Path,
+    *,
+    goal: Sequence[float] | None = None,
+    agent: int | None = None,
+    task: Any = None,
+    trajectories: int = 200,
+    steps: int = 1,
+    alpha: float | None = None,
+    seed: int | None = None,
+    episodes: int = EPISODES,
+) -> Personalized:
+    """Turn a run's initialization into one agent's own policy by policy-gradient steps on that agent alone.
+
+    The agent is a goal in the run's world, or one of the run's agents by number (training agents first, then those
+    held out), or a task of one's own. Each step samples `trajectories` fresh ones. `seed` picks one of the run's
+    initializations, the first when left out.
+    """
+    run = run if isinstance(run, Run) else load_run(run)
+    check(trajectories, steps, episodes)
+    alpha, seed = adaptation_step(run, alpha), run.config.seeds[0] if seed is None else seed
+    name, chosen = choose_agent(run, goal, agent, task)
+    if seed not in run.config.seeds:
+        raise UserError(f"the run has no seed {seed}; it has {', '.join(map(str, run.config.seeds))}")
+    lane, policy = run.config.seeds.index(seed), run.config.parts.policy
+    theta = jax.tree.map(lambda x: x[lane], run.params)
+    # A key that no agent of the run has, in training or in evaluation.
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), START), 1)
+    adaptation, measuring = jax.random.split(key)
+    own = _adapted(policy, chosen, theta, alpha, adaptation, trajectories, steps)
+    before, shown_before = measure(policy, chosen, theta, measuring, episodes)
+    after, shown_after = measure(policy, chosen, own, measuring, episodes)
+    own = jax.tree.map(np.asarray, own)
+    return Personalized(
+        name, chosen, own, before, after, shown_before, shown_after, trajectories, steps, float(alpha), seed
+    )
+
+
+def measure(
+    policy: Any, task: Any, params: Params, key: jax.Array, episodes: int
+) -> tuple[dict[str, Interval], np.ndarray]:
+    """Outcomes over fresh episodes with their intervals, and the first few episodes' observations."""
+    outcomes, obs = _episodes(policy, task, params, key, episodes)
+    intervals = {}
+    for name, values in outcomes.items():
+        values = np.asarray(values, float)
+        yes_or_no = name == "success"
+        intervals[name] = share_interval(int(values.sum()), len(values)) if yes_or_no else mean_interval(values)
+    return intervals, np.asarray(obs[:SHOWN])
+
+
+def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task: Any) -> tuple[str, Any]:
+    """The agent's name and task."""
+    if sum(x is not None for x in (goal, agent, task)) != 1:
+        raise UserError("say which agent: a goal, an agent's number, or a task, and only one of them")
+    fleet = run.config.parts.fleet
+    if agent is not None:
+        if not 0 <= agent < fleet.agents + fleet.held_out_agents:
+            raise UserError(
+                f"there is no agent {agent}: training agents are 0 to {fleet.agents - 1}"
+                + (f", held-out ones go on to {fleet.agents + fleet.held_out_agents - 1}" if fleet.held_out else "")
+            )
+        if agent < fleet.agents:
+            return f"agent {agent} (training)", fleet.task(agent)
+        return f"agent {agent} (held out)", fleet.task(agent - fleet.agents, held_out=True)
+    if task is not None:
+        return "own task", task
+    world = fleet.task(0)
+    if not hasattr(world, "with_goal"):
+        raise UserError(f"the agents of {run.folder.name} have no goal that can be set; name one of them by its number")
+    return "goal " + ",".join(f"{x:g}" for x in goal or ()), world.with_goal(goal)
+
+
+def check(trajectories: int, steps: int, episodes: int) -> None:
+    """Refuse counts below 1 and above what a machine can hold."""
+    for name, count, most in (
+        ("trajectories", trajectories, MOST_EPISODES),
+        ("steps", steps, MOST_STEPS),
+        ("episodes", episodes, MOST_EPISODES),
+    ):
+        if not 1 <= count <= most:
+            raise UserError(f"{name} must be from 1 to {most}; it is {count}")
+
+
+def _steps(policy, task, theta, alpha, key, trajectories, steps):
+    objective = Sampled(policy)(task)
+    step = lambda theta, key: (adapt(objective, theta, alpha, key, trajectories), None)  # noqa: E731
+    return jax.lax.scan(step, theta, jax.random.split(key, steps))[0]
+
+
+def _play(policy, task, params, key, episodes):
+    batch = RolloutSampler(task, policy).sample(params, key, episodes)
+    return episode_outcomes(task, batch), batch.obs
+
+
+_adapted = jit(_steps, static_argnums=(5, 6))
+_episodes = jit(_play, static_argnums=4)

@@ -1,0 +1,22 @@
+"""Policy classes: stochastic, differentiable, parameters a pytree. One file per kind, one registry line each."""
+
+from perfedrl.policies.base import Policy, TablePolicy
+from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
+from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
+from perfedrl.registry import registry
+
+POLICIES = registry("policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp)
+
+__all__ = [
+    "POLICIES",
+    "GaussianMLP",
+    "LogLinearSoftmax",
+    "MLPSoftmax",
+    "Policy",
+    "TablePolicy",
+    "TableSoftmax",
+    "gaussian_mlp",
+    "log_linear",
+    "mlp",
+    "table",
+]

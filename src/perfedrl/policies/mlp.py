@@ -1,0 +1,133 @@
+"""Neural policies: a multilayer perceptron with tanh units under a softmax or a Gaussian."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from perfedrl.envs import Fleet
+from perfedrl.envs.tabular import inverse_cdf
+from perfedrl.errors import UserError
+from perfedrl.types import Array, Noise, Params
+
+LAST_SCALE = 0.1
+"""Standard deviation of the last layer's weights at the start: nearly indifferent between actions."""
+
+WIDEST = 65_536
+
+
+class MLPSoftmax(eqx.Module):
+    """A softmax over the outputs of an MLP; `widths` runs from the observation's size to the number of actions.
+
+    (2, 32, 8) is the paper's network of 360 parameters (Appendix C.1).
+    """
+
+    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+
+    noise = 1
+
+    def __check_init__(self) -> None:
+        check_widths(self.widths)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        return init_layers(key, self.widths)
+
+    def sample(self, params: Params, obs: Float[Array, " d"], u: Noise) -> Int[Array, ""]:
+        return inverse_cdf(jax.nn.softmax(forward(params, obs)), u[0])
+
+    def log_prob(self, params: Params, obs: Float[Array, " d"], action: Int[Array, ""]) -> Float[Array, ""]:
+        logp = jax.nn.log_softmax(forward(params, obs))
+        # A mask instead of a look-up: its gradient is no scatter, which would be slow and, on GPUs, in any order.
+        return jnp.sum(jnp.where(jnp.arange(self.widths[-1]) == action, logp, 0))
+
+
+class GaussianMLP(eqx.Module):
+    """Independent Gaussian actions around the outputs of an MLP, with learned standard deviations.
+
+    `widths` runs from the observation's size to the number of action components.
+    """
+
+    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    initial_std: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self) -> None:
+        check_widths(self.widths)
+        if not 0 < self.initial_std < float("inf"):
+            raise UserError(f"initial_std must be a finite number > 0; it is {self.initial_std}")
+
+    @property
+    def noise(self) -> int:
+        return self.widths[-1]
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        log_std = jnp.full(self.widths[-1], jnp.log(self.initial_std))
+        return {"mean": init_layers(key, self.widths), "log_std": log_std}
+
+    def sample(self, params: Params, obs: Float[Array, " d"], u: Noise) -> Float[Array, " a"]:
+        return forward(params["mean"], obs) + jnp.exp(params["log_std"]) * standard_normal(u)
+
+    def log_prob(self, params: Params, obs: Float[Array, " d"], action: Float[Array, " a"]) -> Float[Array, ""]:
+        z = (action - forward(params["mean"], obs)) * jnp.exp(-params["log_std"])
+        return -jnp.sum(0.5 * z**2 + params["log_std"] + 0.5 * np.log(2 * np.pi))
+
+
+def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
+    """The network's outputs: tanh between layers, none after the last."""
+    for i, layer in enumerate(layers):
+        x = jnp.tanh(x) if i else x
+        # Full precision: GPUs would otherwise round the factors to ten bits.
+        x = jnp.dot(x, layer["weight"], precision=jax.lax.Precision.HIGHEST) + layer["bias"]
+    return x
+
+
+def init_layers(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
+    """Normal weights of variance 1 / (2 inputs), 0.5^2 for two inputs, and 0.1^2 in the last layer; zero biases."""
+    layers = []
+    for i, (inputs, outputs, k) in enumerate(
+        zip(widths[:-1], widths[1:], jax.random.split(key, len(widths) - 1), strict=True)
+    ):
+        scale = LAST_SCALE if i == len(widths) - 2 else np.sqrt(0.5 / inputs)
+        layers.append({"weight": scale * jax.random.normal(k, (inputs, outputs)), "bias": jnp.zeros(outputs)})
+    return tuple(layers)
+
+
+def standard_normal(u: Float[Array, " k"]) -> Float[Array, " k"]:
+    """Standard normal draws from uniforms on [0, 1), by inverse transform."""
+    edge = np.nextafter(np.asarray(1, u.dtype), np.asarray(0, u.dtype))
+    return np.sqrt(2).astype(u.dtype) * jax.lax.erf_inv(jnp.clip(2 * u - 1, -edge, edge))
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    if len(widths) < 2 or any(not 1 <= width <= WIDEST for width in widths):
+        raise UserError(f"an MLP needs at least two widths, each from 1 to {WIDEST}; they are {list(widths)}")
+
+
+def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax:
+    """A softmax MLP with tanh units for observations that are vectors and finitely many actions."""
+    actions = getattr(fleet.train, "actions", None)
+    if not isinstance(actions, int):
+        raise UserError("the policy 'mlp' needs agents with finitely many actions; for others there is 'gaussian-mlp'")
+    return MLPSoftmax((observation_size(fleet, "mlp"), *hidden, actions))
+
+
+def gaussian_mlp(fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0) -> GaussianMLP:
+    """A Gaussian around a tanh MLP, for actions that are vectors."""
+    size = getattr(fleet.train, "action_size", None)
+    if not isinstance(size, int):
+        raise UserError("the policy 'gaussian-mlp' needs agents whose actions are vectors; for others there is 'mlp'")
+    return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std)
+
+
+def observation_size(fleet: Fleet, name: str) -> int:
+    """The length of an agent's observation."""
+    task: Any = fleet.task(0)
+    obs = jax.eval_shape(lambda u: task.observe(task.reset(u)), jax.ShapeDtypeStruct((task.reset_noise,), np.float32))
+    if not hasattr(obs, "dtype") or obs.ndim != 1 or not np.issubdtype(obs.dtype, np.floating):
+        raise UserError(
+            f"the policy {name!r} needs observations that are vectors of numbers; for a finite MDP: 'table'"
+        )
+    return obs.shape[0]

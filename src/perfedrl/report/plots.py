@@ -1,0 +1,135 @@
+"""What a figure shows, apart from how it is drawn: `static.py` draws it on paper, `interactive.py` in a browser."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+
+# The Okabe-Ito colours, told apart in all common forms of colour blindness.
+BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555"
+MARKERS = {BLUE: "circle", ORANGE: "square", GREEN: "triangle-up", PINK: "diamond", GREY: "x"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line over x of the mean over seeds with a band of one standard deviation, or of the median with every seed."""
+
+    label: str
+    x: Float[np.ndarray, " x"]
+    values: Float[np.ndarray, "seed x"]
+    color: str
+    dashed: bool = False
+    centre: Literal["mean", "median"] = "mean"
+
+    @property
+    def middle(self) -> Float[np.ndarray, " x"]:
+        return self.values.mean(axis=0) if self.centre == "mean" else np.median(self.values, axis=0)
+
+    @property
+    def deviation(self) -> Float[np.ndarray, " x"]:
+        return self.values.std(axis=0, ddof=1) if len(self.values) > 1 else np.zeros(len(self.x))
+
+
+@dataclass(frozen=True)
+class Level:
+    """A horizontal line."""
+
+    label: str
+    value: float
+    color: str = GREY
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis. A logarithmic one that must show 0 is linear up to `linear_to`."""
+
+    label: str
+    scale: Literal["linear", "log"] = "linear"
+    linear_to: float = 0.0
+    ticks: tuple[float, ...] = ()
+
+    def position(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
+        """Where x lies on the axis."""
+        x = np.asarray(x, dtype=float)
+        if self.scale == "linear":
+            return x
+        return np.arcsinh(x / self.linear_to) if self.linear_to else np.log10(x)
+
+    @staticmethod
+    def budgets(label: str, at: Iterable[float]) -> "Axis":
+        """An axis of trajectories, from none to many."""
+        return Axis(label, "log", linear_to=20.0, ticks=tuple(float(x) for x in at))
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Series over one x axis."""
+
+    name: str
+    title: str
+    axis: Axis
+    y_label: str
+    series: tuple[Series, ...]
+    levels: tuple[Level, ...] = ()
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Episodes in the plane, around one goal."""
+
+    title: str
+    paths: Float[np.ndarray, "episode T 2"]
+    goal: Float[np.ndarray, " 2"]
+    radius: float
+
+    @property
+    def first_reach(self) -> np.ndarray:
+        """The step at which each episode first is in the goal region; the episode's length if it never is."""
+        inside = np.linalg.norm(self.paths - self.goal, axis=-1) <= self.radius
+        return np.where(inside.any(axis=1), inside.argmax(axis=1), inside.shape[1])
+
+    @property
+    def reached(self) -> int:
+        return int((self.first_reach < self.paths.shape[1]).sum())
+
+    @property
+    def caption(self) -> str:
+        return f"{self.title}\n{self.reached} of {len(self.paths)} reach the goal"
+
+    def path(self, episode: int) -> Float[np.ndarray, "t 2"]:
+        """An episode up to where it first reaches the goal region."""
+        return self.paths[episode, : self.first_reach[episode] + 1]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Panels of episodes side by side, in the box [-box, box]^2."""
+
+    name: str
+    title: str
+    panels: tuple[Panel, ...]
+    box: float
+
+
+Plot = Lines | Rollouts
+
+
+def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
+    """The numbers that a plot shows, as the header and the rows of a table."""
+    if isinstance(plot, Rollouts):
+        return ("panel", "episode", "step", "x", "y"), [
+            (panel.title, e, t, float(x), float(y))
+            for panel in plot.panels
+            for e in range(len(panel.paths))
+            for t, (x, y) in enumerate(panel.path(e))
+        ]
+    header = ("series", "x", "mean", "sd", "median", "seeds")
+    table: list[tuple] = [
+        (s.label, float(x), float(v.mean()), float(d), float(np.median(v)), len(v))
+        for s in plot.series
+        for x, v, d in zip(s.x, s.values.T, s.deviation, strict=True)
+    ]
+    return header, table + [(level.label, "", level.value, 0.0, level.value, "") for level in plot.levels]

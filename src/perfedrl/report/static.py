@@ -1,0 +1,121 @@
+"""Plots as PNG and PDF, with the plotted numbers beside them as CSV."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from matplotlib.ticker import PercentFormatter
+
+from perfedrl.experiments.files import write_atomically
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Panel, Plot, Rollouts, Series, rows
+
+MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x"}
+
+
+def draw(plot: Plot) -> Figure:
+    """Draw a plot."""
+    return draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
+
+
+def draw_lines(plot: Lines) -> Figure:
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for series in plot.series:
+        draw_series(axes, plot, series)
+    for level in plot.levels:
+        axes.axhline(level.value, color=level.color, linestyle=":", label=level.label)
+    axes.set_title(f"{plot.title}: {spread(plot)}", fontsize=10)
+    axes.set_xlabel(plot.axis.label)
+    axes.set_ylabel(plot.y_label)
+    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if lowest(plot) < 0 else 0)
+    axes.margins(x=0.02)
+    if plot.axis.ticks:
+        axes.set_xticks(plot.axis.position(np.asarray(plot.axis.ticks)), [f"{x:g}" for x in plot.axis.ticks])
+    if plot.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    # Outside the axes the legend cannot cover data.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
+    x, middle = plot.axis.position(series.x), series.middle
+    style: dict[str, Any] = {"color": series.color, "linestyle": "--" if series.dashed else "-", "linewidth": 1.6}
+    marker: dict[str, Any] = {} if series.dashed else {"marker": MATPLOTLIB[MARKERS[series.color]], "markersize": 5}
+    axes.plot(x, middle, markevery=max(1, len(x) // 8), label=series.label, **style, **marker)
+    if series.centre == "median":
+        for values in series.values:
+            axes.plot(x, values, "o", color=series.color, alpha=0.3, markersize=4, markeredgewidth=0)
+        return
+    low, high = middle - series.deviation, middle + series.deviation
+    if plot.percent:
+        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    axes.fill_between(x, low, high, color=series.color, alpha=0.18, linewidth=0)
+
+
+def draw_rollouts(plot: Rollouts) -> Figure:
+    figure = Figure(figsize=(3.2 * len(plot.panels), 3.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(np.ravel(figure.subplots(1, len(plot.panels), sharey=True)), plot.panels, strict=True):
+        draw_panel(axes, panel, plot.box)
+    figure.suptitle(plot.title, fontsize=10)
+    return figure
+
+
+def draw_panel(axes: Axes, panel: Panel, box: float) -> None:
+    axes.add_patch(Circle(tuple(panel.goal), panel.radius, color=GREEN, alpha=0.2, linewidth=0))
+    for e, reach in enumerate(panel.first_reach):
+        path = panel.path(e)
+        missed = reach == panel.paths.shape[1]
+        axes.plot(*path.T, color=GREY if missed else BLUE, linestyle=":" if missed else "-", linewidth=1)
+        axes.plot(*path[0], "o", color="black", markersize=3)
+    axes.plot(*panel.goal, "*", color=GREEN, markersize=12)
+    edge = max(box, float(np.abs(panel.paths).max())) * 1.03
+    axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal", xlabel="x")
+    axes.set_title(panel.caption, fontsize=9)
+
+
+def lowest(plot: Lines) -> float:
+    return min([float(s.values.min()) for s in plot.series] + [level.value for level in plot.levels])
+
+
+def spread(plot: Lines) -> str:
+    """What the figure shows of the seeds, in words."""
+    seeds = len(plot.series[0].values)
+    if seeds == 1:
+        return "one seed"
+    return f"{seeds} seeds and their median" if plot.series[0].centre == "median" else f"mean ± 1 s.d. of {seeds} seeds"
+
+
+def save(plot: Plot, folder: str | Path) -> list[Path]:
+    """Write a plot as PNG and PDF and its numbers as CSV; the same numbers give the same bytes."""
+    figure, stem = draw(plot), Path(folder) / plot.name
+    written = []
+    for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
+        written.append((stem.with_suffix(suffix), image(figure, suffix, metadata)))
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    header, body = rows(plot)
+    writer.writerow(header)
+    writer.writerows(body)
+    written.append((stem.with_suffix(".csv"), table.getvalue().encode()))
+    for path, content in written:
+        write_atomically(path, content)
+    return [path for path, _ in written]
+
+
+def image(figure: Figure, suffix: str = ".png", metadata: dict | None = None) -> bytes:
+    """A figure as the content of an image file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=suffix[1:], dpi=160, metadata=metadata or {"Software": None})
+    return buffer.getvalue()
