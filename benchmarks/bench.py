@@ -9,32 +9,20 @@ import resource
 import statistics
 import time
 
+import bench_neural
 import jax
 import numpy as np
 from numpy_peer import mdp, train
-from rich.console import Console
 from rich.table import Table
+from timing import clock, clock_cold, console, target
 
 import perfedrl as pf
 from perfedrl import compilation
 from perfedrl.envs import unstack
-from perfedrl.experiments.paper import VARIANTS, tabular
+from perfedrl.experiments.paper.tabular import VARIANTS, tabular
 from perfedrl.simulation import Simulation
 
-console = Console()
 ROUNDS, SEEDS, STEPS_PER_EPISODE = 80, 10, 16
-
-
-def clock(f) -> float:
-    began = time.perf_counter()
-    f()
-    return time.perf_counter() - began
-
-
-def clock_cold(f) -> float:
-    """Seconds with nothing compiled yet."""
-    jax.clear_caches()
-    return clock(f)
 
 
 def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
@@ -118,13 +106,6 @@ def memory(n: int) -> None:
     target(f"GiB, peak memory of the whole process with {n} agents", peak, at_most=4)
 
 
-def target(what: str, value: float, at_least: float = -np.inf, at_most: float = np.inf) -> None:
-    """Print a number beside what it should be."""
-    bound = f"at least {at_least:g}" if np.isfinite(at_least) else f"at most {at_most:g}"
-    met = "met" if at_least <= value <= at_most else "NOT MET"
-    console.print(f"{value:.2f} {what} ({bound}: {met})", highlight=False, soft_wrap=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peer-seeds", type=int, default=SEEDS, help="seeds that the NumPy peer runs")
@@ -132,6 +113,9 @@ def main() -> None:
     compilation.use_all_cores()
     console.print(f"{len(jax.devices())} x {jax.devices()[0].device_kind}, JAX {jax.__version__}; compile cache off")
     simulation("exact", 1).start()  # the backend's own start-up is nobody's compilation
+    # First what must fit into little memory: a process's peak never falls.
+    bench_neural.exact_step()
+    bench_neural.meta_training(min(options.peer_seeds, 3))
     against_numpy(options.peer_seeds)
     growth([8, 64, 512, 4096])
     memory(10_000)

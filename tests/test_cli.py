@@ -8,40 +8,12 @@ import sys
 import time
 
 import pytest
-import tomli_w
+from fixtures import write
 from test_config import BASE, changed
 
-from perfedrl import cli
-from perfedrl.cli import console
 from perfedrl.cli.runs import REGISTRIES
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.paper import EXPERIMENTS
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; return its exit code, its output and its error output."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def command(*args):
-        monkeypatch.setattr(sys, "argv", ["perfedrl", *map(str, args)])
-        for printer in (console.out, console.err):
-            printer.width = 200
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return command
-
-
-def write(path, table):
-    path.write_text(tomli_w.dumps(table))
-    return path
 
 
 def test_train_then_list_then_evaluate(run, tmp_path):

@@ -10,9 +10,9 @@ import pytest
 import perfedrl as pf
 from perfedrl.envs import unstack
 from perfedrl.estimators import StepKeys
+from perfedrl.lanes import agent_key
 from perfedrl.rollout import noise_size
 from perfedrl.simulation import Simulation
-from perfedrl.lanes import agent_key
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import numpy_peer

@@ -12,111 +12,11 @@ from perfedrl.experiments.config import load_config
 from perfedrl.experiments.paper import EXPERIMENTS, all_configs, neural, tabular
 from perfedrl.experiments.paper.claims import everywhere, fraction, median, near
 from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
-from perfedrl.experiments.store import Run
-from perfedrl.history import Deployment, History
 from perfedrl.report import static
 from perfedrl.report.figures import FIGURES, learning
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NEURAL = ("e4", "e5", "e7")
-
-
-def history(config, after, **outcomes) -> History:
-    """A history whose values at every evaluation are given, [evaluation] or [seed, evaluation]."""
-    rounds = np.asarray([0, *config.stops])
-    shape = (len(config.seeds), len(rounds), config.parts.fleet.agents)
-    full = lambda x: np.broadcast_to(np.asarray(x, float)[..., None], shape)  # noqa: E731
-    per_round = config.parts.algorithm.trajectories_per_round
-    nobody = np.zeros((*shape[:2], 0))
-    named = {name.replace("_", "."): full(x) for name, x in outcomes.items()}
-    return History(
-        np.asarray(config.seeds),
-        rounds,
-        rounds * per_round,
-        rounds * 8,
-        full(after) * 0.6,
-        full(after),
-        nobody,
-        nobody,
-        named,
-    )
-
-
-def fake_run(config, after, deployment=None, **outcomes) -> Run:
-    return Run(Path("nowhere"), config, history(config, after, **outcomes), None, {}, deployment)
-
-
-def rising(config, level):
-    """A return after adaptation that rises linearly to a level."""
-    rounds = np.asarray([0, *config.stops])
-    return 0.3 + (level - 0.3) * rounds / rounds[-1]
-
-
-@pytest.fixture
-def tabular_runs():
-    level = {"exact": 0.15, "first-order": 0.12, "fedavg-pg": 0.09}
-    configs = EXPERIMENTS["e3"].configs(3, False)
-    return {(v, a): fake_run(config, rising(config, 0.5 + level[v] * a)) for (v, a), config in configs.items()}
-
-
-@pytest.fixture
-def curvature_runs():
-    """Ten seeds: all fail up to 200; at 1000 six of them train."""
-    level = {10: 0.2, 50: 0.2, 100: 0.2, 200: 0.25, 500: 0.4, "fedavg-pg": 1.75}
-    runs = {}
-    for key, config in EXPERIMENTS["e4"].configs(10, False).items():
-        final = np.full(10, level.get(key, 0.0))
-        if key == 1000:
-            final = np.asarray([0.5] * 4 + [1.6] * 6)
-        runs[key] = fake_run(config, final[:, None] * np.linspace(0, 1, len(config.stops) + 1))
-    return runs
-
-
-def paths(reached: int) -> np.ndarray:
-    """Twelve episodes of which some end at the held-out goal at -0.4 rad, and the others stay at the far corner."""
-    goal = 0.8 * np.asarray([np.cos(-0.4), np.sin(-0.4)])
-    there = np.linspace([-1.0, 1.0], goal, 21)
-    away = np.broadcast_to([-1.0, 1.0], (21, 2))
-    return np.stack([there] * reached + [away] * (12 - reached))
-
-
-@pytest.fixture
-def deployed_runs():
-    """Meta-trained and from-scratch runs with the paper's own numbers."""
-    few = EXPERIMENTS["e5"].configs(3, False)
-    shown = EXPERIMENTS["e7"].configs(3, False)
-    by_budget = lambda values: np.broadcast_to(np.asarray(values, float)[None, :, None], (3, 6, 3))  # noqa: E731
-    episodes = np.stack([np.stack([paths(12 if m == 200 else 9)] * 3) for m in neural.BUDGETS])
-    deployment = Deployment(
-        np.asarray(neural.BUDGETS),
-        {
-            "return": by_budget([1.53, 1.0, 1.3, 1.52, 1.94, 2.0]),
-            "success": by_budget([0.75, 0.62, 0.7, 0.8, 0.86, 0.9]),
-        },
-        episodes,
-    )
-    scratch = fake_run(
-        few["from scratch"],
-        [0.45, 0.22, 0.25, 0.3, 0.5, 1.7, 2.0],
-        after_success=[0.1, 0.15, 0.18, 0.2, 0.3, 0.85, 0.9],
-        before_success=[0.1] * 7,
-    )
-    alone = Deployment(
-        np.asarray([0]), {"return": np.zeros((3, 1, 3)), "success": np.zeros((3, 1, 3))}, np.stack([paths(5)] * 3)[None]
-    )
-    flat = lambda config: [0.3] * (len(config.stops) + 1)  # noqa: E731
-    return {
-        "first-order": fake_run(few["first-order"], flat(few["first-order"]), deployment),
-        "from scratch": scratch,
-        "from scratch, shown": fake_run(shown["from scratch, shown"], [0.2] * 4, alone),
-    }
-
-
-@pytest.fixture
-def runs_of(tabular_runs, curvature_runs, deployed_runs):
-    return {"e1": tabular_runs, "e3": tabular_runs, "e6": tabular_runs, "e4": curvature_runs} | dict.fromkeys(
-        ("e5", "e7"), deployed_runs
-    )
 
 
 def test_the_committed_configs_are_the_papers():

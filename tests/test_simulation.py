@@ -54,6 +54,21 @@ def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
         same(whole, run(range(16), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_neural_seed_is_bitwise_the_same_in_any_company(algorithm):
+    """Also where agents are run one by one for speed, and where the curvature batch is worked on in slices."""
+    algorithm = ALGORITHMS[algorithm] if algorithm != "exact" else pf.PerFedAvgPG(1.0, 0.2, 2, 6, 150, 6)
+    fleet, policy = pf.arc(horizon=8), pf.MLPSoftmax((2, 32, 8))
+    run = lambda seeds, **how: final(fleet, policy, algorithm, seeds, **how)  # noqa: E731
+    whole = run(range(7))
+    same = lambda one, two: jax.tree.map(np.testing.assert_array_equal, one, two)  # noqa: E731
+    same(whole, run(range(7), cuts=(1, 3, 2)))
+    for seeds in ([0], [4, 1, 3]):
+        same(jax.tree.map(lambda x, seeds=seeds: x[seeds], whole), run(seeds))
+    for chunk in (1, 4):
+        same(whole, run(range(7), chunk=chunk))
+
+
 def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]

@@ -59,8 +59,11 @@ class Navigation(eqx.Module):
         return jnp.clip(state + moves[action], -self.box, self.box), reward, False
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """Whether an episode enters the goal region at some step, and how far from the goal its last position is."""
-        return reach(episode, self.goal, self.radius)
+        """Whether an episode enters the goal region at some step, and how far from the goal its last position is.
+
+        Positions are those that rewards are paid for, from the start to the one before the last move.
+        """
+        return reach(distance(episode.obs, self.goal), episode, self.radius)
 
     def with_goal(self, goal: Sequence[float]) -> "Navigation":
         """The same world with another goal."""
@@ -103,8 +106,8 @@ class PointNavigation(eqx.Module):
         return state, -distance(state, self.goal), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """Whether an episode comes within `radius` of the goal, and how far from it its last position is."""
-        return reach(episode, self.goal, self.radius)
+        """Whether an episode comes within `radius` of the goal, and how far from it it ends."""
+        return reach(-episode.reward, episode, self.radius)
 
     def with_goal(self, goal: Sequence[float]) -> "PointNavigation":
         """The same world with another goal."""
@@ -116,9 +119,8 @@ def distance(position: Float[Array, "*m 2"], goal: Float[Array, " 2"]) -> Float[
     return jnp.sqrt(jnp.sum((position - jnp.asarray(goal, position.dtype)) ** 2, axis=-1))
 
 
-def reach(episode: Trajectory, goal: Float[Array, " 2"], radius: float) -> dict[str, Float[Array, ""]]:
-    """Success and final distance of one episode, from the positions at which it decided."""
-    far = distance(episode.obs, goal)
+def reach(far: Float[Array, " T"], episode: Trajectory, radius: float) -> dict[str, Float[Array, ""]]:
+    """Success and final distance of one episode, from its distances to the goal step by step."""
     inside = (far <= radius) & (episode.mask > 0)
     last = jnp.sum(episode.mask).astype(jnp.int32) - 1
     return {"success": jnp.any(inside).astype(far.dtype), "distance": far[last]}

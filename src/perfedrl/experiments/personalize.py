@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Shaped
 from safetensors.numpy import save
 
 from perfedrl.compilation import jit
@@ -38,8 +38,8 @@ class Personalized:
     params: Params
     before: dict[str, Interval]
     after: dict[str, Interval]
-    rollouts_before: Float[np.ndarray, "episode T ..."]
-    rollouts_after: Float[np.ndarray, "episode T ..."]
+    rollouts_before: Shaped[np.ndarray, "episode T ..."]
+    rollouts_after: Shaped[np.ndarray, "episode T ..."]
     trajectories: int
     steps: int
     alpha: float
