@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint format bench reproduce lock clean
+.PHONY: run test lint format bench reproduce figures lock clean
 
 run: $(STAMP)
-	$(BIN)/perfedrl reproduce e1 --quick
+	$(BIN)/perfedrl demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
@@ -25,7 +25,11 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
 
 reproduce: $(STAMP)
-	$(BIN)/perfedrl reproduce all --seeds 10 --json claims.json
+	$(BIN)/perfedrl reproduce all --seeds 10 --json claims.json --report report.html
+
+# All figures and the claims table from the committed runs in results/, without training.
+figures: $(STAMP)
+	$(BIN)/perfedrl reproduce all --runs results --saved --figures docs/figures --json results/claims.json
 
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
 lock: $(STAMP)

@@ -112,7 +112,7 @@ def deployed_runs():
             "return": by_budget([1.53, 1.0, 1.3, 1.52, 1.94, 2.0]),
             "success": by_budget([0.75, 0.62, 0.7, 0.8, 0.86, 0.9]),
         },
-        episodes,
+        episodes[None],
     )
     scratch = fake_run(
         few["from scratch"],
@@ -121,13 +121,17 @@ def deployed_runs():
         before_success=[0.1] * 7,
     )
     alone = Deployment(
-        np.asarray([0]), {"return": np.zeros((3, 1, 3)), "success": np.zeros((3, 1, 3))}, np.stack([paths(5)] * 3)[None]
+        np.asarray([0]),
+        {"return": np.zeros((3, 1, 3)), "success": np.zeros((3, 1, 3))},
+        np.stack([paths(5)] * 3)[None, None],
     )
     flat = lambda config: [0.3] * (len(config.stops) + 1)  # noqa: E731
     return {
         "first-order": fake_run(few["first-order"], flat(few["first-order"]), deployment),
         "from scratch": scratch,
-        "from scratch, shown": fake_run(shown["from scratch, shown"], [0.2] * 4, alone),
+        "from scratch, shown": fake_run(
+            shown["from scratch, shown"], [0.2] * 4, alone, after_success=[0.2] * 4, before_success=[0.1] * 4
+        ),
     }
 
 

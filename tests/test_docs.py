@@ -71,9 +71,9 @@ def test_commands_in_the_readme_exist():
     text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "configs.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z]+)\b", text):
-        if target in ("run", "test", "lint", "bench", "reproduce", "lock", "format"):
+        if target in ("run", "test", "lint", "bench", "reproduce", "figures", "lock", "format"):
             assert f"\n{target}:" in makefile
     from perfedrl.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert set(re.findall(r"\bperfedrl (train|evaluate|reproduce|list)\b", text)) <= known
+    assert set(re.findall(r"\bperfedrl (train|personalize|evaluate|reproduce|list|demo)\b", text)) <= known

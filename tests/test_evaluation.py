@@ -9,7 +9,8 @@ import perfedrl as pf
 from perfedrl.algorithms import ServerState
 from perfedrl.estimators import Sampled
 from perfedrl.evaluation import EVALUATIONS, MonteCarlo, before_and_after, deploy, episode_outcomes
-from perfedrl.lanes import EVALUATION, START, FleetState, agent_key
+from perfedrl.experiments.config import MOST_ROUNDS
+from perfedrl.lanes import DEPLOYMENT, EVALUATION, PERSONALIZATION, START, FleetState, agent_key
 from perfedrl.rollout import RolloutSampler
 from perfedrl.simulation import Simulation
 
@@ -50,14 +51,13 @@ def test_a_deployment_is_the_mean_over_its_repeats():
     task, theta, key = FLEET.task(0), POLICY.init(jax.random.key(1)), jax.random.key(8)
     evaluation = MonteCarlo(POLICY, episodes=9, few_shot=(0, 4), repeats=3, rollouts=2)
     outcomes, rollouts = deploy(evaluation, STEP, theta, (), task, key)
-    adaptation, episodes, shown = jax.random.split(key, 3)
-    keys = jax.random.split(jax.random.fold_in(adaptation, 4), 3)
-    own = [STEP.personalize(theta, (), Sampled(POLICY)(task), k, 4) for k in keys]
-    played = [RolloutSampler(task, POLICY).sample(x, jax.random.fold_in(episodes, 4), 9) for x in own]
-    by_hand = np.mean([episode_outcomes(task, x)["return"] for x in played])
-    assert float(outcomes["return"][1]) == pytest.approx(by_hand, abs=1e-6)
-    zero_shot = RolloutSampler(task, POLICY).sample(theta, jax.random.fold_in(episodes, 0), 9)
-    assert float(outcomes["return"][0]) == pytest.approx(float(episode_outcomes(task, zero_shot)["return"].mean()))
+    budgets, shown = jax.random.split(key)
+    for b, m in enumerate((0, 4)):
+        keys = [jax.random.split(k) for k in jax.random.split(jax.random.fold_in(budgets, m), 3)]
+        own = [STEP.personalize(theta, (), Sampled(POLICY)(task), adaptation, m) for adaptation, _ in keys]
+        played = [RolloutSampler(task, POLICY).sample(x, k, 9) for x, (_, k) in zip(own, keys, strict=True)]
+        by_hand = np.mean([episode_outcomes(task, x)["return"] for x in played])
+        assert float(outcomes["return"][b]) == pytest.approx(by_hand, abs=1e-6)
     np.testing.assert_allclose(rollouts[1], RolloutSampler(task, POLICY).sample(own[-1], shown, 2).obs, atol=1e-6)
 
 
@@ -77,11 +77,12 @@ def test_histories_and_deployments_have_labelled_axes():
     assert history.outcomes["held_out_after.success"].shape == (2, 3, 2)
     deployed = sim.deploy(last.state, 3)
     assert deployed.outcomes["return"].shape == (2, 3, 2)
-    assert deployed.rollouts.shape == (3, 2, 2, 7, 2)
+    assert deployed.rollouts.shape == (2, 3, 2, 2, 7, 2)
     assert deployed.at("return", 5).shape == (2,)
     np.testing.assert_allclose(deployed.at("return", 5), deployed.outcomes["return"][:, 2].mean(axis=-1))
     alone = deployed.select(slice(1, 2))
     np.testing.assert_array_equal(alone.at("success", 2), deployed.at("success", 2)[1:])
+    np.testing.assert_array_equal(alone.rollouts, deployed.rollouts[1:2], "its own, not those of its neighbour")
 
 
 def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they_learned():
@@ -96,7 +97,7 @@ def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they
 
 
 def test_a_seed_is_measured_the_same_in_any_company():
-    evaluation = MonteCarlo(POLICY, trajectories=20, episodes=64, few_shot=(0, 30), repeats=2)
+    evaluation = MonteCarlo(POLICY, trajectories=20, episodes=64, few_shot=(0, 30), repeats=2, rollouts=2)
 
     def measured(seeds, **how):
         sim = simulation(evaluation, seeds, **how)
@@ -105,7 +106,7 @@ def test_a_seed_is_measured_the_same_in_any_company():
 
     whole = measured(range(5))
     for name, x in measured([3], chunk=1).items():
-        seed_axis = name not in ("rounds", "trajectories", "bytes", "budgets", "rollouts")
+        seed_axis = name not in ("rounds", "trajectories", "bytes", "budgets")
         np.testing.assert_array_equal(x, whole[name][3:4] if seed_axis else whole[name], err_msg=name)
 
 
@@ -113,11 +114,15 @@ def test_evaluation_draws_what_training_never_does():
     words = lambda key: tuple(jax.random.key_data(key).tolist())  # noqa: E731
     rounds, agents = range(40), range(12)
     trained = {words(jax.random.fold_in(agent_key(0, i), k)) for i in agents for k in rounds}
-    measured = {words(jax.random.fold_in(agent_key(0, i), np.uint32(EVALUATION + k))) for i in agents for k in rounds}
-    own = {words(jax.random.fold_in(jax.random.key(0), START))} | {words(agent_key(0, i)) for i in agents}
-    assert len(trained) == len(measured) == 480
-    assert not trained & measured
-    assert len(own) == 13
+    later = lambda first: {  # noqa: E731
+        words(jax.random.fold_in(agent_key(0, i), np.uint32(first + k))) for i in agents for k in rounds
+    }
+    seeds_own = {words(jax.random.fold_in(jax.random.key(0), n)) for n in (START, PERSONALIZATION)}
+    layers = {words(k) for k in jax.random.split(jax.random.fold_in(jax.random.key(0), START), 8)}
+    sets = [trained, later(EVALUATION), later(DEPLOYMENT), seeds_own, layers, {words(agent_key(0, i)) for i in agents}]
+    assert [len(x) for x in sets] == [480, 480, 480, 2, 8, 12]
+    assert len(set.union(*sets)) == sum(map(len, sets)), "no key serves twice"
+    assert MOST_ROUNDS < DEPLOYMENT - EVALUATION == 2**30
 
 
 def test_the_start_is_shared_or_every_seeds_own():
@@ -149,6 +154,7 @@ def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
         ({"few_shot": (3, -2)}, "few_shot must be from 0"),
         ({"repeats": 0}, "repeats must be from 1"),
         ({"rollouts": 3}, "rollouts are kept of the budgets"),
+        ({"few_shot": (8, 0)}, "rising list"),
     ],
 )
 def test_impossible_evaluations_are_refused(change, words):
@@ -159,5 +165,33 @@ def test_impossible_evaluations_are_refused(change, words):
 def test_exact_evaluation_of_a_neural_run_and_a_policy_that_does_not_fit_are_refused():
     with pytest.raises(pf.UserError, match="finitely many states"):
         EVALUATIONS["exact"](fleet=FLEET, policy=POLICY)
+    with pytest.raises(pf.UserError, match="finitely many states"):
+        pf.simulate(FLEET, POLICY, STEP, rounds=1, noiseless=True)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "policy"),
+    [
+        (FLEET, pf.MLPSoftmax((3, 4, 8))),
+        (FLEET, pf.MLPSoftmax((2, 4, 16))),
+        (FLEET, pf.GaussianMLP((2, 4, 2))),
+        (pf.gridworld(), pf.MLPSoftmax((2, 4, 4))),
+        (pf.point_navigation(), pf.MLPSoftmax((2, 4, 8))),
+        (pf.point_navigation(), pf.GaussianMLP((2, 4, 3))),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused_and_not_broadcast(fleet, policy):
     with pytest.raises(pf.UserError, match="the policy does not fit the fleet"):
-        pf.simulate(FLEET, pf.MLPSoftmax((3, 4, 8)), STEP, rounds=1)
+        pf.simulate(fleet, policy, STEP, rounds=1)
+
+
+def test_parameters_that_are_no_numbers_end_a_run_even_where_sampled_returns_look_well():
+    """Inverse transform draws actions from a softmax that is no distribution all the same."""
+    sim = simulation(MonteCarlo(POLICY, 1, 1), (0,))
+    begun = sim.begin()
+    broken = jax.tree.map(lambda x: np.full_like(x, np.nan), begun.state)
+    assert np.isfinite(sim.measure(broken, 0).after).all()
+    with pytest.raises(pf.UserError, match="diverged between rounds 0 and 1"):
+        list(sim.run(begun._replace(state=broken), [1]))
+    with pytest.raises(pf.UserError, match="beta must be a finite number"):
+        pf.FedAvgPG(1.0, 1e39)

@@ -34,6 +34,8 @@ def test_any_arc_and_the_whole_circle():
     assert pf.arc(goals=1, held_out=0).train.goal.tolist() == [[0.8, 0.0]]
     around = pf.circle(goals=4, held_out=4)
     np.testing.assert_allclose(np.mod(angle(around.train.goal), 2 * np.pi), np.arange(4) * np.pi / 2, atol=1e-12)
+    uneven = pf.circle(goals=[0.0, np.pi / 2], held_out=2).held_out.goal
+    np.testing.assert_allclose(np.mod(angle(uneven), 2 * np.pi), [np.pi / 4, 5 * np.pi / 4], atol=1e-12)
     held_out = np.sort(np.mod(angle(around.held_out.goal), 2 * np.pi))
     np.testing.assert_allclose(held_out, np.pi / 4 + np.arange(4) * np.pi / 2, atol=1e-12)
 

@@ -14,6 +14,7 @@ import perfedrl as pf
 from perfedrl.estimators import Sampled, adapt
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.files import named_leaves
+from perfedrl.experiments.personalize import personal_key
 from perfedrl.experiments.run import train
 
 TABLE = {
@@ -47,8 +48,7 @@ def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line
     own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=9, seed=7, episodes=16)
     task = finished.config.parts.fleet.task(0).with_goal((0.5, 0.5))
     theta = jax.tree.map(lambda x: x[1], finished.params)
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 2**32 - 1), 1)
-    (step,) = jax.random.split(jax.random.split(key)[0], 1)
+    (step,) = jax.random.split(jax.random.split(personal_key(7, "goal 0.5,0.5", 0))[0], 1)
     expected = adapt(Sampled(finished.config.parts.policy)(task), theta, 0.8, step, 9)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own.params, expected)
     assert own.cost == 9
@@ -77,6 +77,10 @@ def test_it_is_bitwise_repeatable(finished):
     twice = [pf.personalize(finished.folder, agent=3, trajectories=20, episodes=8) for _ in range(2)]
     jax.tree.map(np.testing.assert_array_equal, twice[0].params, twice[1].params)
     assert twice[0].after == twice[1].after
+    other = pf.personalize(finished.folder, agent=3, trajectories=20, episodes=8, draw=1)
+    assert other.rollouts_before[0, 0].tolist() != twice[0].rollouts_before[0, 0].tolist(), "another draw"
+    neighbour = pf.personalize(finished.folder, agent=4, trajectories=20, episodes=8)
+    assert neighbour.rollouts_before[0, 0].tolist() != twice[0].rollouts_before[0, 0].tolist(), "an agent owns its key"
 
 
 def test_a_tabular_run_can_be_personalized_too(tmp_path):
@@ -107,7 +111,8 @@ def test_without_out_the_files_are_named_after_run_and_agent(run, tmp_path, fini
     code, _, _ = run("personalize", finished.folder, "--goal", "0.5,-0.5", "--trajectories", "2")
     assert code == 0
     names = sorted(path.name for path in (tmp_path / "personalized").iterdir())
-    assert names == [f"{finished.folder.name}-goal0.5_-0.5.{kind}" for kind in ("png", "safetensors")]
+    stem = f"{finished.folder.name}-goal_0.5_-0.5-seed4-draw0-1x2"
+    assert names == [f"{stem}.{kind}" for kind in ("png", "safetensors")]
 
 
 MISTAKES = [
@@ -123,7 +128,9 @@ MISTAKES = [
     (["--agent", "0", "--steps", "0"], "steps must be from 1"),
     (["--agent", "0", "--seed", "5"], "the run has no seed 5; it has 4, 7"),
     (["--agent", "0", "--alpha", "-1"], "alpha must be"),
-    (["--agent", "0", "--out", "/"], "/ is a folder"),
+    (["--agent", "0", "--draw", "-1"], "draw must be"),
+    (["--agent", "0", "--out", "mine.png"], "a .safetensors file"),
+    (["--agent", "0", "--out", "/dev/null/x.safetensors"], "/dev/null is a file"),
 ]
 
 
@@ -140,6 +147,45 @@ def refused(run, tmp_path, command, words):
     assert words in err
     assert len(err.strip().splitlines()) == 1, err
     assert sorted(tmp_path.iterdir()) == before, "nothing is written"
+
+
+def test_a_step_that_goes_to_infinity_is_no_policy(finished, monkeypatch):
+    broken = jax.tree.map(lambda x: np.full_like(x[0], np.inf), finished.params)
+    monkeypatch.setattr("perfedrl.experiments.personalize._adapted", lambda *_: broken)
+    with pytest.raises(pf.UserError, match=r"lower alpha, which is 0\.8"):
+        pf.personalize(finished, agent=0)
+
+
+@pytest.mark.parametrize("asked", [{"goal": "0.6,0.5"}, {"agent": 0, "trajectories": 2.5}, {"agent": 0, "draw": 0.5}])
+def test_wrong_types_are_refused_in_python_too(finished, asked, untyped):
+    with pytest.raises(pf.UserError):
+        pf.personalize(finished, **asked)
+
+
+def test_a_task_that_the_policy_cannot_play_is_refused(finished):
+    with pytest.raises(pf.UserError, match="does not fit"):
+        pf.personalize(finished, task=pf.gridworld().task(0))
+
+
+def test_what_was_trained_alone_has_no_initialization_to_share(run, tmp_path):
+    alone = {**TABLE, "fleet": {"env": "arc", "goals": 2, "held_out": 0, "horizon": 6}}
+    alone |= {"algorithm": {"name": "local-pg", "beta": 0.1, "m": 2}, "evaluation": {"name": "auto"}, "seeds": 1}
+    trained = train(make_config(alone), tmp_path / "runs")
+    for command in ("personalize", "evaluate"):
+        options = ["--agent", "0"] if command == "personalize" else []
+        refused(run, tmp_path, [command, trained.folder, *options, "--alpha", "1"], "trained every agent alone")
+    with pytest.raises(pf.UserError, match="nothing for held-out agents"):
+        make_config({**alone, "fleet": TABLE["fleet"]})
+
+
+def test_configs_that_train_together_keep_their_own_rollouts(finished, tmp_path):
+    """Each run's picture is of its own first seed, as if it had trained alone."""
+    other = make_config({**TABLE, "seeds": [9], "algorithm": {**TABLE["algorithm"], "alpha": 3.0}})
+    together = train([make_config(TABLE), other], tmp_path / "together")
+    alone = train(other, tmp_path / "alone")
+    np.testing.assert_array_equal(together[0].deployment.rollouts, finished.deployment.rollouts)
+    np.testing.assert_array_equal(together[1].deployment.rollouts, alone.deployment.rollouts)
+    assert not np.array_equal(together[0].deployment.rollouts, together[1].deployment.rollouts)
 
 
 def damage(folder, how):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfedrl.experiments import demo
-from perfedrl.experiments.paper import EXPERIMENTS, neural
+from perfedrl.experiments.paper import EXPERIMENTS
 from perfedrl.report import interactive, page, reports
 from perfedrl.report.figures import FIGURES
 from perfedrl.report.plots import Axis, Lines, Series
@@ -59,9 +59,6 @@ def test_the_claims_table_says_what_was_met(report):
 
 def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
     runs = described(deployed_runs)
-    shown = runs[neural.SCRATCH_SHOWN]
-    outcomes = {name: np.full_like(shown.history.after, 0.2) for name in ("after.success", "before.success")}
-    runs[neural.SCRATCH_SHOWN] = replace(shown, history=replace(shown.history, outcomes=outcomes))
     html = page.html(reports.of_demo(runs, "perfedrl demo"))
     assert "in 75% of episodes" in html
     assert "in 86% after one policy-gradient step from 200 trajectories" in html
@@ -70,15 +67,10 @@ def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
 
 
 def test_hover_boxes_hold_every_seed_of_few_and_the_range_of_many():
-    plot = lambda n: Lines(  # noqa: E731
-        "p",
-        "t",
-        Axis("rounds"),
-        "y",
-        (Series("s", np.arange(3), np.arange(3 * n, dtype=float).reshape(n, 3), "#0072B2"),),
-    )
+    series = lambda n: Series("s", np.arange(3), np.arange(3.0 * n).reshape(n, 3), "#0072B2")  # noqa: E731
+    plot = lambda n: Lines("p", "t", Axis("rounds"), "y", (series(n),), tuple(range(10, 10 + n)))  # noqa: E731
     few, many = (interactive.hover_text(plot(n), plot(n).series[0], 1) for n in (3, 30))
-    assert "seed 2: 7.000" in few
+    assert "seed 12: 7.000" in few
     assert "mean of 3 seeds: 4.000" in few
     assert "from 1.000 to 88.000" in many
 

@@ -239,7 +239,7 @@ def test_a_crash_while_writing_leaves_the_old_content(tmp_path, monkeypatch):
 
 def test_evaluation_of_a_run_is_exact(finished):
     rows = pf.evaluate(finished)
-    assert [(row.agent, row.part) for row in rows] == [(str(i), "training") for i in range(4)] + [("0", "held-out")]
+    assert [(row.agent, row.part) for row in rows] == [(i, "training") for i in range(4)] + [(4, "held-out")]
     after = [row.after.mean for row in rows[:4]]
     np.testing.assert_allclose(after, finished.history.after[:, -1].mean(axis=0), rtol=0, atol=1e-12)
     assert all(row.after.mean <= row.optimum for row in rows)

@@ -41,6 +41,10 @@ class Evaluation(Protocol):
         """What an agent adapts on."""
         ...
 
+    def decisions(self, task: Any) -> int:
+        """How many decisions it takes to measure an agent."""
+        ...
+
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes: ...
 
 
@@ -53,6 +57,9 @@ class DynamicProgramming(eqx.Module):
 
     def objective(self, task: TabularMDP) -> Objective:
         return Exact(self.policy)(task)
+
+    def decisions(self, task: TabularMDP) -> int:
+        return 0
 
     def outcomes(self, task: TabularMDP, params: Params, key: PRNGKeyArray) -> Outcomes:
         return {"return": self.objective(task).value(params, key, 1)}
@@ -78,11 +85,16 @@ class MonteCarlo(eqx.Module):
         for name, count in (("episodes", self.episodes), ("repeats", self.repeats)):
             if not 1 <= count <= MOST_EPISODES:
                 raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}; it is {count}")
+        if list(self.few_shot) != sorted(set(self.few_shot)):
+            raise UserError(f"evaluation: few_shot must be a rising list; it is {list(self.few_shot)}")
         if self.rollouts and not self.few_shot:
             raise UserError("evaluation: rollouts are kept of the budgets in few_shot, and there are none")
 
     def objective(self, task: Any) -> Objective:
         return Sampled(self.policy)(task)
+
+    def decisions(self, task: Any) -> int:
+        return (self.trajectories + 2 * self.episodes) * (task.horizon + 1)
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
         episodes = self.sample(task, params, key, self.episodes)
@@ -117,18 +129,20 @@ def deploy(
 ) -> tuple[dict[str, Float[Array, " budget"]], Any]:
     """One agent's outcomes after personalization from each budget, and some episodes' observations.
 
-    Every personalization has its own trajectories; outcomes are means over the repeats.
+    Every personalization has its own trajectories and is measured over its own episodes; outcomes are means over the
+    repeats. The episodes that are kept start alike in every budget.
     """
-    adaptation, episodes, shown = jax.random.split(key, 3)
+    budgets, shown = jax.random.split(key)
     objective = evaluation.objective(task)
 
     def once(m: int, key: PRNGKeyArray) -> tuple[Outcomes, Params]:
-        own = algorithm.personalize(message, client, objective, key, m)
-        return evaluation.outcomes(task, own, jax.random.fold_in(episodes, m)), own
+        adaptation, episodes = jax.random.split(key)
+        own = algorithm.personalize(message, client, objective, adaptation, m)
+        return evaluation.outcomes(task, own, episodes), own
 
     outcomes, rollouts = [], []
     for m in evaluation.few_shot:
-        keys = jax.random.split(jax.random.fold_in(adaptation, m), evaluation.repeats)
+        keys = jax.random.split(jax.random.fold_in(budgets, m), evaluation.repeats)
         # One after the other: side by side they would need the memory of all.
         measured, own = jax.lax.map(partial(once, m), keys)
         outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
@@ -137,6 +151,20 @@ def deploy(
             rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
     stack = lambda *xs: jnp.stack(xs)  # noqa: E731
     return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
+
+
+def check_fit(task: Any, policy: Policy) -> Trajectory:
+    """Refuse a policy that cannot play a task; return the shapes of an episode."""
+    for name in ("actions", "action_size"):
+        needed, offered = (getattr(x, name, None) for x in (task, policy))
+        other = getattr(policy, "action_size" if name == "actions" else "actions", None)
+        if needed is not None and (offered or other) is not None and needed != offered:
+            raise UserError(f"the policy does not fit the fleet: its {name} are {offered or other}, not {needed}")
+    sample = lambda key: RolloutSampler(task, policy).sample(policy.init(key), key, 1)  # noqa: E731
+    try:
+        return jax.eval_shape(sample, jax.random.key(0))
+    except (TypeError, ValueError, IndexError) as error:
+        raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
 
 
 def exact(fleet: Fleet, policy: Policy) -> DynamicProgramming:
@@ -163,12 +191,9 @@ def monte_carlo(
     When a run is finished its held-out agents are also personalized from each number of trajectories in `few_shot`,
     `repeats` times each; of the last time `rollouts` episodes are kept.
     """
-    task = fleet.task(0)
-    sample = lambda key: RolloutSampler(task, policy).sample(policy.init(key), key, 1)  # noqa: E731
-    try:
-        jax.eval_shape(sample, jax.random.key(0))
-    except (TypeError, ValueError, IndexError) as error:
-        raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
+    played = check_fit(fleet.task(0), policy)
+    if rollouts and not hasattr(played.obs, "shape"):
+        raise UserError("evaluation: rollouts are kept of observations that are one array, and these are not")
     return MonteCarlo(policy, trajectories, episodes, tuple(few_shot), repeats, rollouts)
 
 

@@ -69,13 +69,13 @@ class Deployment:
     """What the finished initialization is worth to the agents it is for, by the trajectories they personalize with.
 
     These are the held-out agents, or the training agents where none are held out. `outcomes` ("return", and what else
-    the tasks say) are means over episodes; `rollouts` are some episodes of the first seed, as observations, if any were
-    asked for.
+    the tasks say) are means over episodes; `rollouts` are some episodes, as observations, if any were asked for. A
+    saved run keeps those of its first seed.
     """
 
     budgets: Int[np.ndarray, " budget"]
     outcomes: Mapping[str, Float[np.ndarray, "seed budget agent"]]
-    rollouts: Shaped[np.ndarray, "budget agent episode ..."]
+    rollouts: Shaped[np.ndarray, "shown budget agent episode ..."]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything as plain arrays by name."""
@@ -89,8 +89,9 @@ class Deployment:
         return Deployment(arrays["budgets"], _outcomes(arrays), arrays["rollouts"])
 
     def select(self, lanes: slice) -> "Deployment":
-        """The deployment of some of the seeds."""
-        return replace(self, outcomes={name: x[lanes] for name, x in self.outcomes.items()})
+        """The deployment of some of the seeds, with the rollouts of the first of them."""
+        outcomes = {name: x[lanes] for name, x in self.outcomes.items()}
+        return replace(self, outcomes=outcomes, rollouts=self.rollouts[lanes][:1])
 
     def at(self, outcome: str, budget: int) -> Float[np.ndarray, " seed"]:
         """An outcome at one budget, the mean over agents, seed by seed."""

@@ -17,9 +17,11 @@ from perfedrl.compilation import jit
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Whole
 
-START, EVALUATION = 2**32 - 1, 2**31
-"""Folded into a seed's key for its own start parameters, and into an agent's for evaluation: no agent's number and no
-round's reaches them."""
+EVALUATION, DEPLOYMENT = 2**31, 2**31 + 2**30
+"""Folded, with the round, into an agent's key: training's rounds stay below them, and below 2**30."""
+
+START, PERSONALIZATION = 2**32 - 1, 2**32 - 2
+"""Folded into a seed's key, where training and evaluation fold an agent's number, which stays below them."""
 
 
 class FleetState(NamedTuple):

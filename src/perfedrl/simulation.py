@@ -15,14 +15,14 @@ from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled
-from perfedrl.evaluation import Evaluation, auto, before_and_after, deploy
+from perfedrl.evaluation import Evaluation, auto, before_and_after, deploy, exact
 from perfedrl.exact import Exact, float64
 from perfedrl.history import Deployment, History
-from perfedrl.lanes import EVALUATION, START, FleetState, advance_lanes, measure_lanes
+from perfedrl.lanes import DEPLOYMENT, EVALUATION, START, FleetState, advance_lanes, measure_lanes
 from perfedrl.types import Params
 
-LONG_ROUND = 5000
-"""Decisions of one agent in a round; from about here on agents one by one are faster on a CPU than side by side."""
+MANY_DECISIONS = 5000
+"""Of one agent; from about here on agents one by one are faster on a CPU than side by side, and take less memory."""
 
 RETURNS = ("before", "after", "held_out_before", "held_out_after")
 
@@ -56,6 +56,10 @@ class Simulation:
             raise UserError("lanes may differ in step sizes and seeds only, not in the algorithm or its batch sizes")
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"chunk must be at least 1; it is {self.chunk}")
+        if self.start_key != "per-seed" and not isinstance(self.start_key, int):
+            raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
+        if isinstance(self.agent, Exact):
+            exact(self.fleet, self.policy)
         self._evaluation  # noqa: B018
 
     @property
@@ -66,11 +70,9 @@ class Simulation:
     def _evaluation(self) -> Any:
         return auto(self.fleet, self.policy) if self.evaluation is None else self.evaluation
 
-    @property
-    def _chunk(self) -> int | None:
-        """How many agents run at a time: on a CPU one, where its batches alone fill the cache."""
-        decisions = self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1)
-        alone = jax.default_backend() == "cpu" and decisions >= LONG_ROUND
+    def _chunk(self, decisions: int) -> int | None:
+        """How many agents run at a time, each of so many decisions: on a CPU one, where its batches fill the cache."""
+        alone = jax.default_backend() == "cpu" and decisions >= MANY_DECISIONS
         return 1 if self.chunk is None and alone else self.chunk
 
     @property
@@ -85,11 +87,12 @@ class Simulation:
     def _init(self) -> tuple[ServerState, PyTree]:
         """The server's and a client's first state, with a leading lane axis."""
         if self.start_key == "per-seed":
-            keys = [jax.random.fold_in(jax.random.key(seed), START) for seed in self.seeds]
+            numbers = [int(seed) for seed in self.seeds]
         else:
-            keys = [jax.random.key(int(self.start_key))] * len(self.seeds)
-        drawn = {id(key): self.algorithms[0].init(self.policy.init(key)) for key in keys}
-        return jax.tree.map(lambda *xs: np.stack(xs), *(drawn[id(key)] for key in keys))
+            numbers = [int(self.start_key)] * len(self.seeds)
+        key = lambda number: jax.random.fold_in(jax.random.key(number), START)  # noqa: E731
+        drawn = {number: self.algorithms[0].init(self.policy.init(key(number))) for number in set(numbers)}
+        return jax.tree.map(lambda *xs: np.stack(xs), *(drawn[number] for number in numbers))
 
     def start(self) -> FleetState:
         """The state before round 0."""
@@ -99,9 +102,10 @@ class Simulation:
 
     def advance(self, state: FleetState, first: int, rounds: int) -> FleetState:
         """Train every lane for some rounds, counted from `first`."""
+        chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
         with self._precision:
             call = lambda lanes, devices: advance_lanes(  # noqa: E731
-                *lanes, self._agent, self.fleet.train, first, rounds, chunk=self._chunk, devices=devices
+                *lanes, self._agent, self.fleet.train, first, rounds, chunk=chunk, devices=devices
             )
             return self._by_lane(call, (self._algorithms, state, self._seeds))
 
@@ -110,9 +114,10 @@ class Simulation:
 
         Held-out agents are measured as they would start: with the message and a fresh client state.
         """
-        measured = {"": self._measure(before_and_after, state, round_, held_out=False)}
+        moment = EVALUATION + round_
+        measured = {"": self._measure(before_and_after, state, moment, held_out=False)}
         if self.fleet.held_out is not None:
-            measured["held_out_"] = self._measure(before_and_after, state, round_, held_out=True)
+            measured["held_out_"] = self._measure(before_and_after, state, moment, held_out=True)
         outcomes = {
             f"{part}{when}.{name}": np.asarray(x)[:, None]
             for part, both in measured.items()
@@ -135,21 +140,22 @@ class Simulation:
         evaluation = self._evaluation
         if not evaluation.few_shot:
             return None
-        outcomes, rollouts = self._measure(deploy, state, round_, held_out=self.fleet.held_out is not None)
+        outcomes, rollouts = self._measure(deploy, state, DEPLOYMENT + round_, self.fleet.held_out is not None)
         by_budget = {name: np.moveaxis(x, 1, -1) for name, x in outcomes.items()}
-        shown = np.zeros((*outcomes["return"].shape[:0:-1], 0)) if rollouts is None else np.moveaxis(rollouts[0], 0, 1)
+        none = np.zeros((*by_budget["return"].shape, 0))
+        shown = none if rollouts is None else np.moveaxis(rollouts, 1, 2)
         return Deployment(np.asarray(evaluation.few_shot), by_budget, shown)
 
-    def _measure(self, how: Callable, state: FleetState, round_: int, held_out: bool) -> Any:
+    def _measure(self, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
         """A function of one agent, for every agent of one part: arrays [lane, agent, ...]."""
         fleet, clients = self.fleet, state.clients
         tasks, first_agent = (fleet.held_out, fleet.agents) if held_out else (fleet.train, 0)
         if held_out:
             clients = _repeat(self._init()[1], fleet.held_out_agents, axis=1)
-        evaluation, moment = self._evaluation, np.uint32(EVALUATION + round_)
+        evaluation, chunk = self._evaluation, self._chunk(self._evaluation.decisions(tasks))
         program: Callable = float64(measure_lanes) if evaluation.float64 else measure_lanes
         call = lambda lanes, devices: program(  # noqa: E731
-            *lanes, evaluation, tasks, first_agent, moment, how=how, chunk=self._chunk, devices=devices
+            *lanes, evaluation, tasks, first_agent, np.uint32(moment), how=how, chunk=chunk, devices=devices
         )
         return self._by_lane(call, (self._algorithms, state.server.message, clients, self._seeds))
 
@@ -187,7 +193,8 @@ class Simulation:
                 continue
             state = self.advance(standing.state, standing.round, stop - standing.round)
             measured = self.measure(state, stop)
-            if not (np.isfinite(measured.before).all() and np.isfinite(measured.after).all()):
+            # Sampled returns can look well where parameters no longer do.
+            if not all(np.isfinite(x).all() for x in (measured.before, measured.after, *jax.tree.leaves(state))):
                 raise UserError(f"training diverged between rounds {standing.round} and {stop}: lower alpha or beta")
             standing = Standing(stop, state, standing.history.extend(measured))
             yield standing

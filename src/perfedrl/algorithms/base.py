@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
@@ -13,6 +14,7 @@ from perfedrl.estimators import Objective, StepKeys
 from perfedrl.types import Array, Params
 
 LARGEST_COUNT = 1_000_000
+LARGEST_STEP = float(np.finfo(np.float32).max)
 
 
 class ServerState(NamedTuple):
@@ -88,5 +90,5 @@ def check_counts(**counts: int) -> None:
 def check_step_sizes(alpha: Any, beta: Any) -> None:
     """Refuse alpha < 0 and beta <= 0, where they are numbers and not traced."""
     for name, value, fine, bound in (("alpha", alpha, alpha >= 0, ">= 0"), ("beta", beta, beta > 0, "> 0")):
-        if isinstance(value, numbers.Real) and not (fine and value < float("inf")):
+        if isinstance(value, numbers.Real) and not (fine and value <= LARGEST_STEP):
             raise UserError(f"{name} must be a finite number {bound}; it is {value}")

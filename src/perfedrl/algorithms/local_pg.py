@@ -22,6 +22,9 @@ class LocalPG(eqx.Module):
     local_steps: int = eqx.field(static=True)
     m: int = eqx.field(static=True)
 
+    federated = False
+    """There is no initialization in it for others to personalize."""
+
     def __init__(self, beta: float, local_steps: int = 1, m: int = 20):
         check_step_sizes(0.0, beta)
         check_counts(local_steps=local_steps, m=m)

@@ -28,7 +28,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)  # what a command leaves with typer.Exit comes back as a number
         if code == INTERRUPTED:
-            leave_at_once()
+            raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
         say("stopped", "yellow")

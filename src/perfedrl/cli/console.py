@@ -39,7 +39,7 @@ def training(restart: bool) -> Iterator[Any]:
     except Interrupted as stop:
         same = "the same command without --restart" if restart else "the same command"
         say(f"{stop}; run {same} to go on from there", "yellow")
-        raise typer.Exit(INTERRUPTED) from None
+        leave_at_once()
 
 
 @contextmanager

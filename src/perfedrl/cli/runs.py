@@ -99,8 +99,9 @@ def personalize(
     steps: Annotated[int, typer.Option(help="Policy-gradient steps.")] = 1,
     alpha: Alpha = None,
     seed: Annotated[int | None, typer.Option(help="Which of the run's seeds to start from; its first.")] = None,
+    draw: Annotated[int, typer.Option(help="Another number for other trajectories and episodes.")] = 0,
     file: Annotated[
-        Path | None, typer.Option("--out", help="Where the parameters go; the picture goes beside them.")
+        Path | None, typer.Option("--out", help="Where the parameters go (.safetensors); the picture goes beside them.")
     ] = None,
 ) -> None:
     """Turn a run's shared initialization into one agent's own policy, and show what that is worth to it.
@@ -111,19 +112,23 @@ def personalize(
     perfedrl personalize runs/arc-first-order-0123456789 --agent 7 --trajectories 100 --out mine.safetensors
     """
     position = None if goal is None else parse_goal(goal)
-    label = f"agent{agent}" if goal is None else "goal" + goal.replace(",", "_").replace(" ", "")
-    file = file or Path("personalized") / f"{run.name}-{label}.safetensors"
-    check_file(file)
+    if file and file.suffix != ".safetensors":
+        raise UserError(f"--out {file}: the parameters are a .safetensors file, and the picture goes beside it")
+    for path in (file, file and file.with_suffix(".png")):
+        if path:
+            check_file(path)
+    compilation.enable_cache()
     loaded = store.load_run(run)
-    result = own.personalize(
-        loaded, goal=position, agent=agent, trajectories=trajectories, steps=steps, alpha=alpha, seed=seed
-    )
+    who = {"goal": position, "agent": agent}
+    how = {"trajectories": trajectories, "steps": steps, "alpha": alpha, "seed": seed, "draw": draw}
+    result = own.personalize(loaded, **who, **how)  # type: ignore[arg-type]
     out.print(tables.personalized(result))
+    file = file or Path("personalized") / f"{loaded.folder.name}-{label(result)}.safetensors"
     written = [result.save(file, run=loaded.folder.name, digest=loaded.config.digest)]
     from perfedrl.report import figures, static  # matplotlib is slow to import
 
+    picture = file.with_suffix(".png")
     for plot in figures.before_and_after(result):
-        picture = file.with_suffix(".png")
         write_atomically(picture, static.image(static.draw(plot)))
         written.append(picture)
     wrote(written)
@@ -143,6 +148,7 @@ def evaluate(
     if json_file:
         check_file(json_file)
     compilation.use_all_cores()
+    compilation.enable_cache()
     rows = evaluate_run(store.load_run(run), alpha)
     out.print(tables.agents(run.name, rows))
     if json_file:
@@ -162,6 +168,12 @@ def list_(
         out.print(tables.titles(paper.EXPERIMENTS))
     else:
         out.print(tables.parts(REGISTRIES[kind], with_parameters=kind is not Kind.estimators))
+
+
+def label(result: own.Personalized) -> str:
+    """A name for files that tells one personalization from another."""
+    agent = "".join(c if c.isalnum() or c in ".-" else "_" for c in result.agent.partition(" (")[0])
+    return f"{agent}-seed{result.seed}-draw{result.draw}-{result.steps}x{result.trajectories}"
 
 
 def parse_goal(text: str) -> tuple[float, ...]:

@@ -126,6 +126,12 @@ def reach(far: Float[Array, " T"], episode: Trajectory, radius: float) -> dict[s
     return {"success": jnp.any(inside).astype(far.dtype), "distance": far[last]}
 
 
+def first_reach(paths: Float[np.ndarray, "m T 2"], goal: Float[np.ndarray, " 2"], radius: float) -> np.ndarray:
+    """The step at which each recorded path first is in the goal region; its length if it never is."""
+    inside = np.linalg.norm(paths - goal, axis=-1) <= radius
+    return np.where(inside.any(axis=1), inside.argmax(axis=1), inside.shape[1])
+
+
 def navigation(
     goals: Sequence[Point],
     held_out: Sequence[Point] = (),
@@ -167,7 +173,7 @@ def circle(
 ) -> Fleet:
     """Goals on the whole circle: agents share little, since no one direction is right for two of them."""
     evenly = lambda n: 2 * np.pi * np.arange(n) / max(n, 1)  # noqa: E731
-    trained, tried = angles(goals, held_out, evenly, lambda at: at + np.pi / max(len(at), 1))
+    trained, tried = angles(goals, held_out, evenly, lambda at: at + np.diff(at, append=at[0] + 2 * np.pi) / 2)
     return navigation(on_circle(trained, radius), on_circle(tried, radius), horizon, discount)
 
 

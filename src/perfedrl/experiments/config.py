@@ -39,7 +39,7 @@ class Config(BaseModel):
     """One experiment: a fleet, a policy, an algorithm, how it is measured, and how long and how often.
 
     Each of the parts is a table whose first key names it (`env` for the fleet, `name` for the others); the rest are its
-    parameters. Defaults are filled in when the config is made, so equal experiments have equal digests.
+    parameters. Parameters' defaults are filled in when the config is made, so spelling them out changes no digest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
@@ -138,10 +138,7 @@ class Config(BaseModel):
     def stops(self) -> list[int]:
         """The rounds after which the run is measured."""
         every = self.evaluate_every
-        stops = every_few(self.rounds, every) if isinstance(every, int) else list(every)
-        if stops[-1] != self.rounds:
-            raise UserError(f"evaluate_every ends with {stops[-1]}; the last evaluation must be at round {self.rounds}")
-        return stops
+        return every_few(self.rounds, every) if isinstance(every, int) else list(every)
 
     @property
     def folder(self) -> str:
@@ -160,6 +157,9 @@ class Config(BaseModel):
     @cached_property
     def parts(self) -> Parts:
         """What the config describes; what is wrong with it is said here, before anything compiles."""
+        if isinstance(self.evaluate_every, tuple) and self.evaluate_every[-1] != self.rounds:
+            last = self.evaluate_every[-1]
+            raise UserError(f"evaluate_every ends with {last}; the last evaluation must be at round {self.rounds}")
         fleet = ENVS[self.fleet["env"]](**_params(self.fleet, "env"))
         _check_kind(fleet, Fleet, "environment", self.fleet["env"])
         policy = POLICIES[self.policy["name"]](fleet=fleet, **_params(self.policy, "name"))
@@ -170,6 +170,8 @@ class Config(BaseModel):
             fleet=fleet, policy=policy, **_params(self.evaluation, "name")
         )
         _check_kind(evaluation, Evaluation, "evaluation", self.evaluation["name"])
+        if not getattr(algorithm, "federated", True) and fleet.held_out is not None:
+            raise UserError(f"{self.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
         return Parts(fleet, policy, algorithm, evaluation)
 
     def to_toml(self, **fleet: Any) -> str:
@@ -221,7 +223,6 @@ def make_config(table: Mapping[str, Any]) -> Config:
             raise UserError(f"the config lacks {where!r}") from error
         message = first["msg"][0].lower() + first["msg"][1:]
         raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
-    config.stops  # noqa: B018
     config.parts  # noqa: B018
     return config
 

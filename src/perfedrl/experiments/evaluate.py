@@ -6,6 +6,7 @@ import numpy as np
 
 from perfedrl import exact
 from perfedrl.algorithms import FedAvgPG, ServerState
+from perfedrl.algorithms.base import check_step_sizes
 from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval
@@ -15,9 +16,12 @@ from perfedrl.simulation import Simulation
 
 
 class AgentReturn(NamedTuple):
-    """One agent's expected return, over the run's seeds, beside the best that any policy reaches if that is known."""
+    """One agent's expected return over the run's seeds, beside the best that any policy reaches if that is known.
 
-    agent: str
+    Agents are numbered as in `personalize`: those held out follow the training ones.
+    """
+
+    agent: int
     part: str
     before: Interval
     after: Interval
@@ -44,17 +48,19 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
             task = parts.fleet.task(i, held_out=part == "held-out")
             optimum = float(exact.optimal_return(task)) if isinstance(task, TabularMDP) else None
             first, second = (mean_interval(np.asarray(x[:, 0, i], float)) for x in (before, after))
-            rows.append(AgentReturn(str(i), part, first, second, optimum))
+            number = i + (parts.fleet.agents if part == "held-out" else 0)
+            rows.append(AgentReturn(number, part, first, second, optimum))
     return rows
 
 
 def adaptation_step(run: Run, alpha: float | None) -> float:
     """The step size to adapt with: the given one, or the run's own."""
+    if not getattr(run.config.parts.algorithm, "federated", True):
+        raise UserError(f"{run.folder.name} trained every agent alone: there is no shared initialization to adapt")
     alpha = run.config.algorithm.get("alpha") if alpha is None else alpha
     if alpha is None:
         raise UserError(
             f"the algorithm of {run.folder.name} has no adaptation step size alpha: say which to adapt with"
         )
-    if not 0 <= alpha < np.inf:
-        raise UserError(f"alpha must be a finite number >= 0; it is {alpha}")
+    check_step_sizes(alpha, 1.0)
     return alpha

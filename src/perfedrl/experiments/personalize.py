@@ -1,5 +1,6 @@
 """From a saved initialization to one agent's own policy: what a new agent does on the device."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +8,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import PRNGKeyArray, Shaped
 from safetensors.numpy import save
 
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled, adapt
-from perfedrl.evaluation import MOST_EPISODES, episode_outcomes
+from perfedrl.evaluation import MOST_EPISODES, check_fit, episode_outcomes
+from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step
 from perfedrl.experiments.files import named_leaves, write_atomically
 from perfedrl.experiments.stats import Interval, mean_interval, share_interval
 from perfedrl.experiments.store import Run, load_run
-from perfedrl.lanes import START
+from perfedrl.lanes import PERSONALIZATION
 from perfedrl.rollout import RolloutSampler
 from perfedrl.types import Params
 
@@ -44,6 +46,7 @@ class Personalized:
     steps: int
     alpha: float
     seed: int
+    draw: int
 
     @property
     def cost(self) -> int:
@@ -53,7 +56,7 @@ class Personalized:
     def save(self, path: str | Path, **about: str) -> Path:
         """Write the parameters as safetensors, with what made them as metadata."""
         facts = {"agent": self.agent, "alpha": f"{self.alpha:g}", "steps": str(self.steps), "seed": str(self.seed)}
-        facts |= {"trajectories_per_step": str(self.trajectories), **about}
+        facts |= {"trajectories_per_step": str(self.trajectories), "draw": str(self.draw), **about}
         path = Path(path)
         write_atomically(path, save(named_leaves(self.params), metadata=facts))
         return path
@@ -69,32 +72,40 @@ def personalize(
     steps: int = 1,
     alpha: float | None = None,
     seed: int | None = None,
+    draw: int = 0,
     episodes: int = EPISODES,
 ) -> Personalized:
     """Turn a run's initialization into one agent's own policy by policy-gradient steps on that agent alone.
 
     The agent is a goal in the run's world, or one of the run's agents by number (training agents first, then those
     held out), or a task of one's own. Each step samples `trajectories` fresh ones. `seed` picks one of the run's
-    initializations, the first when left out.
+    initializations, the first when left out; `draw` is any number, another one for other trajectories and episodes.
     """
     run = run if isinstance(run, Run) else load_run(run)
-    check(trajectories, steps, episodes)
+    check(trajectories=trajectories, steps=steps, episodes=episodes)
+    if not whole(draw) or not 0 <= draw < 2**32:
+        raise UserError(f"draw must be a whole number from 0 to 2**32 - 1; it is {draw!r}")
     alpha, seed = adaptation_step(run, alpha), run.config.seeds[0] if seed is None else seed
     name, chosen = choose_agent(run, goal, agent, task)
     if seed not in run.config.seeds:
         raise UserError(f"the run has no seed {seed}; it has {', '.join(map(str, run.config.seeds))}")
     lane, policy = run.config.seeds.index(seed), run.config.parts.policy
     theta = jax.tree.map(lambda x: x[lane], run.params)
-    # A key that no agent of the run has, in training or in evaluation.
-    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), START), 1)
-    adaptation, measuring = jax.random.split(key)
+    adaptation, measuring = jax.random.split(personal_key(seed, name, draw))
     own = _adapted(policy, chosen, theta, alpha, adaptation, trajectories, steps)
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
+        raise UserError(f"the agent's parameters became infinite: lower alpha, which is {alpha:g}")
     before, shown_before = measure(policy, chosen, theta, measuring, episodes)
     after, shown_after = measure(policy, chosen, own, measuring, episodes)
     own = jax.tree.map(np.asarray, own)
-    return Personalized(
-        name, chosen, own, before, after, shown_before, shown_after, trajectories, steps, float(alpha), seed
-    )
+    measured = before, after, shown_before, shown_after
+    return Personalized(name, chosen, own, *measured, trajectories, steps, float(alpha), seed, draw)
+
+
+def personal_key(seed: int, agent: str, draw: int) -> PRNGKeyArray:
+    """A key that no agent has in training or in evaluation, and no other agent here."""
+    key = jax.random.fold_in(jax.random.key(seed), PERSONALIZATION)
+    return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(agent.encode())), draw)
 
 
 def measure(
@@ -125,22 +136,22 @@ def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task
             return f"agent {agent} (training)", fleet.task(agent)
         return f"agent {agent} (held out)", fleet.task(agent - fleet.agents, held_out=True)
     if task is not None:
+        check_fit(task, run.config.parts.policy)
         return "own task", task
     world = fleet.task(0)
+    if isinstance(goal, str):
+        raise UserError(f"a goal is two numbers, such as (0.6, 0.5); it is {goal!r}")
     if not hasattr(world, "with_goal"):
         raise UserError(f"the agents of {run.folder.name} have no goal that can be set; name one of them by its number")
     return "goal " + ",".join(f"{x:g}" for x in goal or ()), world.with_goal(goal)
 
 
-def check(trajectories: int, steps: int, episodes: int) -> None:
-    """Refuse counts below 1 and above what a machine can hold."""
-    for name, count, most in (
-        ("trajectories", trajectories, MOST_EPISODES),
-        ("steps", steps, MOST_STEPS),
-        ("episodes", episodes, MOST_EPISODES),
-    ):
-        if not 1 <= count <= most:
-            raise UserError(f"{name} must be from 1 to {most}; it is {count}")
+def check(**counts: int) -> None:
+    """Refuse counts that are not whole numbers from 1 to the largest that makes sense."""
+    for name, count in counts.items():
+        most = MOST_STEPS if name == "steps" else MOST_EPISODES
+        if not whole(count) or not 1 <= count <= most:
+            raise UserError(f"{name} must be from 1 to {most}; it is {count!r}")
 
 
 def _steps(policy, task, theta, alpha, key, trajectories, steps):

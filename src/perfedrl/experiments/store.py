@@ -31,7 +31,7 @@ except ImportError:  # Windows has no such locks; there a second process is not 
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 2
-"""Raised when the layout of a run changes; a run of a newer format is refused."""
+"""Raised when the layout of a run changes; a run of another format is refused."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")
 DEPLOYMENT = "deployment.npz"
@@ -104,6 +104,7 @@ def save_run(
 def load_run(folder: str | Path) -> Run:
     """Read a finished run; what is missing, damaged or too new is said in one sentence."""
     folder = Path(folder)
+    folder = folder if folder.name else folder.resolve()
     if not folder.is_dir():
         siblings = [path.name for path in folder.parent.glob("*-*") if path.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
@@ -139,10 +140,12 @@ def _read_provenance(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged; {AGAIN}") from error
     if not isinstance(format_, int) or not known:
         raise UserError(f"{path} is damaged; {AGAIN}")
+    if format_ < FORMAT:
+        raise UserError(f"{folder} was written by an older perfedrl (format {format_}, now {FORMAT}); {AGAIN}")
     if format_ > FORMAT:
         raise UserError(
             f"{folder} was written by a newer perfedrl ({content.get('perfedrl')}, format {format_}); "
-            f"this one reads formats up to {FORMAT}: upgrade perfedrl"
+            f"this one reads format {FORMAT}: upgrade perfedrl"
         )
     return content
 
@@ -173,8 +176,8 @@ def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
         return None
     tensors, about = read_safetensors(path)
     try:
-        if int(about["format"]) > FORMAT:
-            raise UserError(f"{path} was written by a newer perfedrl: upgrade, or start again with --restart")
+        if int(about["format"]) != FORMAT:
+            raise UserError(f"{path} was written by another version of perfedrl: start again with --restart")
         leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
         kept = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
         history = History.of(kept)

@@ -33,6 +33,10 @@ class MLPSoftmax(eqx.Module):
     def __check_init__(self) -> None:
         check_widths(self.widths)
 
+    @property
+    def actions(self) -> int:
+        return self.widths[-1]
+
     def init(self, key: PRNGKeyArray) -> Params:
         return init_layers(key, self.widths)
 
@@ -60,6 +64,10 @@ class GaussianMLP(eqx.Module):
             raise UserError(f"initial_std must be a finite number > 0; it is {self.initial_std}")
 
     @property
+    def action_size(self) -> int:
+        return self.widths[-1]
+
+    @property
     def noise(self) -> int:
         return self.widths[-1]
 
@@ -77,6 +85,8 @@ class GaussianMLP(eqx.Module):
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
     """The network's outputs: tanh between layers, none after the last."""
+    if np.shape(x) != layers[0]["weight"].shape[:1]:  # a product would broadcast, and hide it
+        raise ValueError(f"the network takes vectors of length {len(layers[0]['weight'])}, not of shape {np.shape(x)}")
     for i, layer in enumerate(layers):
         x = jnp.tanh(x) if i else x
         # Full precision: GPUs would otherwise round the factors to ten bits.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from perfedrl.experiments.paper import Runs, neural, tabular
 from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.store import Run
+from perfedrl.history import History
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
 
 NEW_AGENT, MEAN_RETURN = "trajectories of the new agent", "expected return, mean over agents"
@@ -32,7 +34,9 @@ def personalization(runs: Runs) -> list[Plot]:
     series.append(Series("exact, before adaptation", exact.trajectories, before, BLUE, dashed=True))
     uniform = Level("uniform policy", float(exact.before[:, 0].mean()))
     axis = Axis("trajectories per agent")
-    return [Lines("e1", "Personalization within federation", axis, MEAN_RETURN, tuple(series), (uniform,))]
+    return [
+        Lines("e1", "Personalization within federation", axis, MEAN_RETURN, tuple(series), seeds(exact), (uniform,))
+    ]
 
 
 def step_size(runs: Runs) -> list[Plot]:
@@ -42,7 +46,8 @@ def step_size(runs: Runs) -> list[Plot]:
         Series(label, at, np.stack([final(runs[v, a]) for a in tabular.ALPHAS], axis=1), color)
         for v, (label, color) in METHODS.items()
     ]
-    return [Lines("e3", "The adaptation step size", Axis("adaptation step size α"), AFTER, tuple(series))]
+    shown = tuple(series), seeds(runs["exact", 2.0].history)
+    return [Lines("e3", "The adaptation step size", Axis("adaptation step size α"), AFTER, *shown)]
 
 
 def learning_curves(runs: Runs) -> list[Plot]:
@@ -51,7 +56,8 @@ def learning_curves(runs: Runs) -> list[Plot]:
         Series(label, runs[v, 2.0].history.rounds, runs[v, 2.0].history.after.mean(axis=-1), color)
         for v, (label, color) in METHODS.items()
     ]
-    return [Lines("e6", "Learning curves", Axis("communication round k"), AFTER, tuple(series))]
+    shown = tuple(series), seeds(runs["exact", 2.0].history)
+    return [Lines("e6", "Learning curves", Axis("communication round k"), AFTER, *shown)]
 
 
 def curvature_bottleneck(runs: Runs) -> list[Plot]:
@@ -64,28 +70,33 @@ def curvature_bottleneck(runs: Runs) -> list[Plot]:
         Level("a seed has trained", neural.TRAINS, GREY),
     )
     axis = Axis("curvature batch mₕ (trajectories)", "log", ticks=tuple(map(float, batches)))
-    return [Lines("e4", "The curvature bottleneck", axis, "return after adaptation", (series,), levels)]
+    shown = (series,), seeds(runs[neural.REFERENCE].history), levels
+    return [Lines("e4", "The curvature bottleneck", axis, "return after adaptation", *shown)]
 
 
 def few_shot(runs: Runs) -> list[Plot]:
     """Figure "Neural navigation", right, and its companion: return and success on held-out agents by budget."""
-    deployed, scratch = runs[neural.META].deployed, runs[neural.SCRATCH].history
-    axis = Axis.budgets(NEW_AGENT, (*deployed.budgets, 2000, 4000))
-    random = scratch.before[:, 0].mean(), scratch.outcomes["before.success"][:, 0].mean()
-    from_scratch = scratch.after, scratch.outcomes["after.success"]
-    plots: list[Plot] = []
-    for outcome, label, own, chance in zip(
-        ("return", "success"), ("return", "success rate"), from_scratch, random, strict=True
-    ):
-        series = (
-            Series("meta-initialization, one step", deployed.budgets, deployed.outcomes[outcome].mean(-1), ORANGE),
-            Series("from scratch", scratch.trajectories[1:], own[:, 1:].mean(axis=-1), PINK),
-        )
-        levels = (Level("random initialization", float(chance)),)
-        title = f"Few-shot personalization to unseen agents: {label}"
-        y_label, percent = f"{label} on held-out goals", outcome == "success"
-        plots.append(Lines(f"e5-{outcome}", title, axis, y_label, series, levels, percent))
-    return plots
+    meta, scratch = runs[neural.META], runs[neural.SCRATCH]
+    return [by_budget(f"e5-{outcome}", outcome, meta, scratch) for outcome in ("return", "success")]
+
+
+def by_budget(name: str, outcome: Literal["return", "success"], meta: Run, scratch: Run) -> Lines:
+    """What new agents get from a budget: personalized from an initialization, and alone from scratch."""
+    deployed, history = meta.deployed, scratch.history
+    rate = outcome == "success"
+    before, after = (
+        history.outcomes[f"{when}.success"] if rate else getattr(history, when) for when in ("before", "after")
+    )
+    series = (
+        Series("meta-initialization, one step", deployed.budgets, deployed.outcomes[outcome].mean(axis=-1), ORANGE),
+        Series("from scratch", history.trajectories[1:], after[:, 1:].mean(axis=-1), PINK),
+    )
+    levels = (Level("random initialization", float(before[:, 0].mean())),)
+    far = [x for x in history.trajectories if x > deployed.budgets[-1]]
+    axis = Axis.budgets(NEW_AGENT, (*deployed.budgets, *far))
+    label = "success rate" if rate else outcome
+    title, y_label = f"Few-shot {label} on unseen agents", f"{label} on held-out goals"
+    return Lines(name, title, axis, y_label, series, seeds(meta.history), levels, percent=rate)
 
 
 def rollouts(runs: Runs) -> list[Plot]:
@@ -108,7 +119,7 @@ FIGURES: Mapping[str, Callable[[Runs], list[Plot]]] = MappingProxyType(
 
 
 def learning(run: Run) -> list[Plot]:
-    """What a single run measured while it trained, and what it is worth to new agents."""
+    """What a single run measured while it trained, and what it is worth to the agents it was deployed to."""
     h = run.history
     shown = [("training agents, before adaptation", h.before, BLUE, True), ("training agents", h.after, BLUE, False)]
     if h.held_out_after.shape[-1]:
@@ -117,37 +128,50 @@ def learning(run: Run) -> list[Plot]:
             ("held-out agents", h.held_out_after, PINK, False),
         ]
     series = tuple(Series(label, h.trajectories, x.mean(axis=-1), color, dash) for label, x, color, dash in shown)
-    plots: list[Plot] = [
-        Lines("learning", "Return while training", Axis("trajectories per agent"), MEAN_RETURN, series)
-    ]
+    axis = Axis("trajectories per agent")
+    plots: list[Plot] = [Lines("learning", "Return while training", axis, MEAN_RETURN, series, seeds(h))]
     deployed = run.deployment
     if deployed is not None and len(deployed.budgets) > 1:
-        budgets = Series("new agents", deployed.budgets, deployed.outcomes["return"].mean(axis=-1), ORANGE)
-        axis = Axis.budgets(NEW_AGENT, deployed.budgets)
-        plots.append(Lines("few-shot", "Personalization of new agents", axis, "return", (budgets,)))
+        agents = deployed_agents(run)
+        budgets = Series(agents, deployed.budgets, deployed.outcomes["return"].mean(axis=-1), ORANGE)
+        axis = Axis.budgets("trajectories of the agent", deployed.budgets)
+        plots.append(Lines("few-shot", f"Personalization of {agents}", axis, "return", (budgets,), seeds(h)))
     return plots + shown_rollouts(run)
 
 
 def shown_rollouts(run: Run) -> list[Plot]:
-    """The episodes that a run kept of its first new agent, from the fewest and the most trajectories."""
+    """The episodes that a run kept of the first agent it was deployed to, from the fewest and the most trajectories."""
     fleet, deployed = run.config.parts.fleet, run.deployment
     task = fleet.task(0, held_out=fleet.held_out is not None)
-    if deployed is None or not deployed.rollouts.size or not hasattr(task, "goal"):
+    if deployed is None or not in_the_plane(task, deployed.rollouts):
         return []
     chosen = sorted({0, len(deployed.budgets) - 1})
     panels = tuple(
-        Panel(f"{deployed.budgets[b]} trajectories", deployed.rollouts[b, 0], task.goal, task.radius) for b in chosen
+        Panel(f"{deployed.budgets[b]} trajectories", deployed.rollouts[0, b, 0], task.goal, task.radius) for b in chosen
     )
-    return [Rollouts("rollouts", "Episodes of the first new agent", panels, task.box)]
+    return [Rollouts("rollouts", f"Episodes of the first of the {deployed_agents(run)}", panels, task.box)]
 
 
 def before_and_after(own: Personalized) -> list[Plot]:
     """An agent's episodes before and after personalization, where they are in the plane."""
     task = own.task
-    if not hasattr(task, "goal"):
+    if not in_the_plane(task, own.rollouts_before):
         return []
     panels = (
         Panel("before", own.rollouts_before, task.goal, task.radius),
         Panel(f"after {own.cost} trajectories", own.rollouts_after, task.goal, task.radius),
     )
     return [Rollouts("personalized", f"Personalized to {own.agent}", panels, task.box)]
+
+
+def in_the_plane(task: Any, rollouts: np.ndarray) -> bool:
+    """Whether episodes are paths in the plane around a goal."""
+    return rollouts.size > 0 and rollouts.shape[-1] == 2 and all(hasattr(task, x) for x in ("goal", "radius", "box"))
+
+
+def deployed_agents(run: Run) -> str:
+    return "training agents" if run.config.parts.fleet.held_out is None else "held-out agents"
+
+
+def seeds(history: History) -> tuple[int, ...]:
+    return tuple(int(seed) for seed in history.seeds)

@@ -68,7 +68,7 @@ def hover_text(plot: Lines, series: Series, i: int) -> str:
     if len(values) > 1:
         lines.append(f"standard deviation: {show(plot, float(series.deviation[i]))}")
     if 1 < len(values) <= MOST_SEEDS:
-        lines += [f"seed {k}: {show(plot, float(value))}" for k, value in enumerate(values)]
+        lines += [f"seed {s}: {show(plot, float(x))}" for s, x in zip(plot.seeds, values, strict=True)]
     elif len(values) > MOST_SEEDS:
         lines.append(f"from {show(plot, float(values.min()))} to {show(plot, float(values.max()))}")
     return "<br>".join(lines)
@@ -93,11 +93,11 @@ def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
             y=values,
             mode="markers",
             marker={"color": series.color, "opacity": 0.35, "size": 7},
-            name=f"seed {k}",
+            name=f"seed {seed}",
             showlegend=False,
-            hovertemplate=f"seed {k}: %{{y:.3f}}<extra></extra>",
+            hovertemplate=f"seed {seed}: %{{y:.3f}}<extra></extra>",
         )
-        for k, values in enumerate(series.values)
+        for seed, values in zip(plot.seeds, series.values, strict=True)
     ]
 
 
@@ -108,7 +108,7 @@ def draw_rollouts(plot: Rollouts) -> go.Figure:
         for trace in episodes(panel):
             figure.add_trace(trace, row=1, col=column)
         anchor = "y" if column == 1 else f"y{column}"
-        edge = max(plot.box, float(np.abs(panel.paths).max())) * 1.03
+        edge = plot.edge
         figure.update_xaxes(range=[-edge, edge], scaleanchor=anchor, constrain="domain", row=1, col=column)
         figure.update_yaxes(range=[-edge, edge], constrain="domain", row=1, col=column)
     figure.update_annotations(font_size=13)

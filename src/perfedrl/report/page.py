@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-import numpy as np
 from plotly.offline import get_plotlyjs
 
 from perfedrl.experiments.files import write_atomically
@@ -13,6 +12,7 @@ from perfedrl.experiments.paper import Claim
 from perfedrl.experiments.store import Run
 from perfedrl.report.interactive import draw
 from perfedrl.report.plots import Plot
+from perfedrl.report.tables import CLAIMS_HEADER, claim_cells
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
@@ -101,16 +101,12 @@ def table_html(table: Table) -> str:
 def claims(checked: Sequence[Claim]) -> Table:
     """The paper's numbers beside ours."""
     met = sum(claim.met for claim in checked)
-    rows = [
-        (c.experiment, c.claim, f"{c.paper:g}", number(c.measured), span(c.low, c.high), "yes" if c.met else "no")
-        for c in checked
-    ]
     return Table(
         "Claims",
-        ("", "claim", "paper", "measured", "95 % interval", "met"),
-        rows,
+        CLAIMS_HEADER,
+        [claim_cells(claim) for claim in checked],
         note=f"{met} of {len(checked)} met.",
-        mark=["" if c.met else "missed" for c in checked],
+        mark=["" if claim.met else "missed" for claim in checked],
     )
 
 
@@ -132,14 +128,3 @@ def costs(runs: Iterable[Run]) -> Table:
     header = ("run", "seeds", "rounds", "trajectories per agent", "bytes per agent", "wall time", "device", "finished")
     note = "Trajectories and bytes are for one agent and one seed. Runs that trained together share their wall time."
     return Table("Cost", header, rows, note)
-
-
-def number(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-def span(low: float, high: float) -> str:
-    """An interval; a number without one has none to show."""
-    if low == high:
-        return "–"
-    return f"{number(low)} .. {number(high)}" if np.isfinite([low, high]).all() else "unbounded"

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from perfedrl.envs.navigation import first_reach
+
 # The Okabe-Ito colours, told apart in all common forms of colour blindness.
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555"
 MARKERS = {BLUE: "circle", ORANGE: "square", GREEN: "triangle-up", PINK: "diamond", GREY: "x"}
@@ -65,13 +67,14 @@ class Axis:
 
 @dataclass(frozen=True)
 class Lines:
-    """Series over one x axis."""
+    """Series over one x axis, all of the same seeds."""
 
     name: str
     title: str
     axis: Axis
     y_label: str
     series: tuple[Series, ...]
+    seeds: tuple[int, ...]
     levels: tuple[Level, ...] = ()
     percent: bool = False
 
@@ -88,8 +91,7 @@ class Panel:
     @property
     def first_reach(self) -> np.ndarray:
         """The step at which each episode first is in the goal region; the episode's length if it never is."""
-        inside = np.linalg.norm(self.paths - self.goal, axis=-1) <= self.radius
-        return np.where(inside.any(axis=1), inside.argmax(axis=1), inside.shape[1])
+        return first_reach(self.paths, self.goal, self.radius)
 
     @property
     def reached(self) -> int:
@@ -112,6 +114,11 @@ class Rollouts:
     title: str
     panels: tuple[Panel, ...]
     box: float
+
+    @property
+    def edge(self) -> float:
+        """How far all panels reach: the box, and what lies beyond it."""
+        return 1.03 * max(self.box, *(float(np.abs(panel.paths).max()) for panel in self.panels))
 
 
 Plot = Lines | Rollouts

@@ -4,23 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from perfedrl.experiments import demo
 from perfedrl.experiments.paper import Claim, Experiment, neural
-from perfedrl.experiments.stats import mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.report import figures, page, tables
-from perfedrl.report.plots import ORANGE, PINK, Axis, Lines, Plot, Series
+from perfedrl.report.plots import Plot
 
 
 def of_run(run: Run, command: str) -> page.Report:
     """One run: its config, its returns, its curves."""
-    history, config = run.history, run.config
-    rows = [("training agents", history.before, history.after)]
-    if history.held_out_after.shape[-1]:
-        rows.append(("held-out agents", history.held_out_before, history.held_out_after))
-    body = [
-        (label, *(tables.interval(mean_interval(x[:, -1].mean(axis=-1))) for x in (before, after)))
-        for label, before, after in rows
-    ]
-    result = page.Table("Expected return", ("", "before adaptation", "after adaptation"), body)
+    config = run.config
+    result = page.Table("Expected return", ("", "before adaptation", "after adaptation"), tables.final_returns(run))
     return page.Report(
         title=f"Run {run.folder.name}",
         summary=f"{config.algorithm['name']} on {config.parts.fleet.agents} agents of {config.fleet['env']}: one "
@@ -37,10 +29,9 @@ def of_demo(runs: Mapping[str, Run], command: str) -> page.Report:
     """The demonstration: unseen agents, personalized and from scratch."""
     rows = demo.rows(runs)
     meta, scratch = runs[neural.META], runs[neural.SCRATCH_SHOWN]
-    header = ("trajectories", "return, personalized", "success", "return, from scratch", "success")
     result = page.Table(
         "What an unseen agent gets",
-        header,
+        tables.DEMO_HEADER,
         [tables.demo_cells(row) for row in rows],
         note="Mean over three agents that took no part in training and over seeds. The best possible return is 4.32.",
     )
@@ -54,21 +45,13 @@ def of_demo(runs: Mapping[str, Run], command: str) -> page.Report:
         command=command,
         facts=about(meta),
         tables=[result],
-        plots=demo_plots(runs),
+        plots=[
+            figures.by_budget("success", "success", meta, scratch),
+            *figures.rollouts(runs),
+            figures.learning(meta)[0],
+        ],
         runs=[meta, scratch],
     )
-
-
-def demo_plots(runs: Mapping[str, Run]) -> list[Plot]:
-    meta, scratch = runs[neural.META].deployed, runs[neural.SCRATCH_SHOWN].history
-    alone = scratch.outcomes["after.success"].mean(axis=-1)
-    series = (
-        Series("meta-initialization, one step", meta.budgets, meta.outcomes["success"].mean(axis=-1), ORANGE),
-        Series("from scratch", scratch.trajectories, alone, PINK),
-    )
-    axis, y_label = Axis.budgets(figures.NEW_AGENT, meta.budgets), "success rate on unseen goals"
-    curve = Lines("success", "Success of unseen agents by what they spend", axis, y_label, series, percent=True)
-    return [curve, *figures.rollouts(runs), *figures.learning(runs[neural.META])[:1]]
 
 
 def of_reproduction(

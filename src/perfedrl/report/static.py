@@ -66,13 +66,15 @@ def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
 def draw_rollouts(plot: Rollouts) -> Figure:
     figure = Figure(figsize=(3.2 * len(plot.panels), 3.7), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, panel in zip(np.ravel(figure.subplots(1, len(plot.panels), sharey=True)), plot.panels, strict=True):
-        draw_panel(axes, panel, plot.box)
+    all_axes = np.ravel(figure.subplots(1, len(plot.panels), sharey=True))
+    for axes, panel in zip(all_axes, plot.panels, strict=True):
+        draw_panel(axes, panel, plot.edge)
+    all_axes[0].set_ylabel("y")
     figure.suptitle(plot.title, fontsize=10)
     return figure
 
 
-def draw_panel(axes: Axes, panel: Panel, box: float) -> None:
+def draw_panel(axes: Axes, panel: Panel, edge: float) -> None:
     axes.add_patch(Circle(tuple(panel.goal), panel.radius, color=GREEN, alpha=0.2, linewidth=0))
     for e, reach in enumerate(panel.first_reach):
         path = panel.path(e)
@@ -80,7 +82,6 @@ def draw_panel(axes: Axes, panel: Panel, box: float) -> None:
         axes.plot(*path.T, color=GREY if missed else BLUE, linestyle=":" if missed else "-", linewidth=1)
         axes.plot(*path[0], "o", color="black", markersize=3)
     axes.plot(*panel.goal, "*", color=GREEN, markersize=12)
-    edge = max(box, float(np.abs(panel.paths).max())) * 1.03
     axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal", xlabel="x")
     axes.set_title(panel.caption, fontsize=9)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -14,19 +15,27 @@ from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.registry import Registry
 
+DEMO_HEADER = ("trajectories", "return, personalized", "success", "return, from scratch", "success")
+CLAIMS_HEADER = ("", "claim", "paper", "measured", "95 % interval", "met")
 LABELS = {"success": "success rate", "distance": "final distance"}
 
 
 def summary(run: Run) -> Table:
     """A run's returns at its last evaluation, training and held-out agents apart."""
+    table = Table("expected return", "before adaptation", "after adaptation", title=run.folder.name)
+    for row in final_returns(run):
+        table.add_row(*row)
+    return table
+
+
+def final_returns(run: Run) -> list[tuple[str, ...]]:
+    """The rows of `summary`."""
     history = run.history
     parts = [("training agents", history.before, history.after)]
     if history.held_out_after.shape[-1]:
         parts.append(("held-out agents", history.held_out_before, history.held_out_after))
-    table = Table("expected return", "before adaptation", "after adaptation", title=run.folder.name)
-    for label, before, after in parts:
-        table.add_row(label, *(interval(mean_interval(x[:, -1].mean(axis=-1))) for x in (before, after)))
-    return table
+    last = lambda x: interval(mean_interval(x[:, -1].mean(axis=-1)))  # noqa: E731
+    return [(label, last(before), last(after)) for label, before, after in parts]
 
 
 def cost(run: Run) -> str:
@@ -56,7 +65,7 @@ def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
     table = Table("agent", "part", "before", "after", "optimum", title=f"{name}: expected return, 95 % intervals")
     for row in rows:
         best = "not known" if row.optimum is None else f"{row.optimum:.3f}"
-        table.add_row(row.agent, row.part, interval(row.before), interval(row.after), best)
+        table.add_row(str(row.agent), row.part, interval(row.before), interval(row.after), best)
     return table
 
 
@@ -73,8 +82,7 @@ def personalized(own: Personalized) -> Table:
 def demo(rows: Sequence[Row], seeds: int) -> Table:
     """The demonstration's result: personalized beside from scratch, at the same cost."""
     title = f"three unseen agents, mean of {seeds} seed{'s' if seeds > 1 else ''}"
-    header = "trajectories", "return, personalized", "success", "return, from scratch", "success"
-    table = Table(*(Column(name, justify="right") for name in header), title=title)
+    table = Table(*(Column(name, justify="right") for name in DEMO_HEADER), title=title)
     for row in rows:
         table.add_row(*demo_cells(row))
     return table
@@ -88,14 +96,18 @@ def demo_cells(row: Row) -> tuple[str, ...]:
 
 def claims(checked: Sequence[Claim], seeds: int) -> Table:
     """The paper's numbers beside ours."""
-    met = f"{sum(claim.met for claim in checked)} of {len(checked)} claims met"
-    table = Table("", "claim", "paper", "measured", "95 % interval", "met", title=f"{seeds} seeds", caption=met)
-    for c in checked:
-        span = f"{c.low:.3f} .. {c.high:.3f}"
-        table.add_row(
-            c.experiment, c.claim, f"{c.paper:g}", f"{c.measured:.3f}", span, "yes" if c.met else "[red]no[/]"
-        )
+    caption = f"{sum(claim.met for claim in checked)} of {len(checked)} claims met"
+    table = Table(*CLAIMS_HEADER, title=f"{seeds} seeds", caption=caption)
+    for claim in checked:
+        *cells, met = claim_cells(claim)
+        table.add_row(*cells, met if claim.met else f"[red]{met}[/]")
     return table
+
+
+def claim_cells(c: Claim) -> tuple[str, ...]:
+    """A claim as a row."""
+    measured = number(c.measured), span(c.low, c.high)
+    return c.experiment, c.claim, f"{c.paper:g}", *measured, "yes" if c.met else "no"
 
 
 def parts(registry: Registry, with_parameters: bool = True) -> Table:
@@ -103,7 +115,7 @@ def parts(registry: Registry, with_parameters: bool = True) -> Table:
     table = Table("name", "parameters (and defaults)", "what") if with_parameters else Table("name", "what")
     for name, factory in registry.items():
         about = escape((factory.__doc__ or "").strip().partition("\n")[0])
-        taken = [key + default(p) for key, p in registry.parameters(name).items() if key != "fleet"]
+        taken = [key + default(p) for key, p in registry.parameters(name).items() if key not in ("fleet", "policy")]
         table.add_row(name, *([escape(", ".join(taken))] if with_parameters else []), about)
     return table
 
@@ -118,8 +130,20 @@ def titles(named: Mapping[str, Any]) -> Table:
 
 def interval(x: Interval) -> str:
     """A mean with its interval."""
-    return f"{x.mean:.3f} ({x.low:.3f} .. {x.high:.3f})"
+    return f"{x.mean:.3f} ({span(x.low, x.high)})"
 
 
 def default(parameter: Any) -> str:
     return "" if parameter.default is parameter.empty else f"={parameter.default}"
+
+
+def number(value: float) -> str:
+    """A number with three decimals, or whole where it is large."""
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def span(low: float, high: float) -> str:
+    """An interval; a number without one has none to show."""
+    if low == high:
+        return "–"
+    return f"{number(low)} .. {number(high)}" if np.isfinite([low, high]).all() else "unbounded"

@@ -42,9 +42,15 @@ def final(run: Run) -> np.ndarray:
     return run.history.after[:, -1].mean(axis=-1)
 
 
-def near(experiment: str, claim: str, paper: float, values: np.ndarray, tolerance: float) -> Claim:
-    """A claim that is met when the mean over seeds lies within the tolerance of the paper's number."""
-    measured = mean_interval(values)
+def near(
+    experiment: str, claim: str, paper: float, values: np.ndarray, tolerance: float, most: float = np.inf
+) -> Claim:
+    """A claim that is met when the mean over seeds lies within the tolerance of the paper's number.
+
+    `most` is the largest value there can be, where the interval ends too.
+    """
+    mean, low, high = mean_interval(values)
+    measured = Interval(mean, low, min(high, most))
     return Claim(experiment, claim, paper, *measured, met=bool(abs(measured.mean - paper) <= tolerance))
 
 
