@@ -123,6 +123,7 @@ def personalize(
     how = {"trajectories": trajectories, "steps": steps, "alpha": alpha, "seed": seed, "draw": draw}
     result = own.personalize(loaded, **who, **how)  # type: ignore[arg-type]
     out.print(tables.personalized(result))
+    out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
     file = file or Path("personalized") / f"{loaded.folder.name}-{label(result)}.safetensors"
     written = [result.save(file, run=loaded.folder.name, digest=loaded.config.digest)]
     from perfedrl.report import figures, static  # matplotlib is slow to import

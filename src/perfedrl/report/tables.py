@@ -70,13 +70,17 @@ def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
 
 
 def personalized(own: Personalized) -> Table:
-    """What an agent's own policy is worth to it, beside the initialization, and what it cost."""
-    each = f"{own.steps} steps of {own.trajectories} trajectories" if own.steps > 1 else "one step"
-    caption = f"cost: {own.cost} trajectories of the agent ({each}, alpha = {own.alpha:g}), from seed {own.seed}"
-    table = Table("", "before", "after", title=f"{own.agent}: means of fresh episodes, 95 % intervals", caption=caption)
+    """What an agent's own policy is worth to it, beside the initialization."""
+    table = Table("", "before", "after", title=f"{own.agent}: means of fresh episodes, 95 % intervals")
     for name in ("return", *sorted(set(own.before) - {"return"})):
         table.add_row(LABELS.get(name, name), interval(own.before[name]), interval(own.after[name]))
     return table
+
+
+def personal_cost(own: Personalized) -> str:
+    """What personalizing cost the agent."""
+    each = f"{own.steps} steps of {own.trajectories} trajectories" if own.steps > 1 else "one step"
+    return f"cost: {own.cost} trajectories of the agent ({each}, alpha = {own.alpha:g}), from seed {own.seed}"
 
 
 def demo(rows: Sequence[Row], seeds: int) -> Table:

@@ -1,0 +1,61 @@
+"""The committed runs: made by the committed configs, and what the documents say of them is what they hold."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfedrl.experiments.paper import EXPERIMENTS, all_configs
+from perfedrl.experiments.run import saved
+from perfedrl.experiments.store import load_run
+from perfedrl.report.figures import FIGURES
+from perfedrl.report.plots import rows
+from perfedrl.report.static import save
+from perfedrl.report.tables import claim_cells
+
+ROOT = Path(__file__).parents[1]
+RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"
+CONFIGS = all_configs(list(EXPERIMENTS.values()), 10)
+
+
+@pytest.fixture(scope="module")
+def runs_of():
+    found = {run.config.folder: run for run in saved(CONFIGS, RESULTS)}
+    return {
+        name: {key: found[config.folder] for key, config in experiment.configs(10, False).items()}
+        for name, experiment in EXPERIMENTS.items()
+    }
+
+
+def test_every_run_was_made_by_a_committed_config_and_none_is_left_over():
+    folders = {path.name for path in RESULTS.iterdir() if path.is_dir()}
+    assert folders == {config.folder for config in CONFIGS}
+    for config in CONFIGS:
+        run = load_run(RESULTS / config.folder)  # compares the digest
+        assert run.config == config
+        assert len(run.history.seeds) == 10
+        assert np.isfinite(run.history.after).all()
+
+
+def test_the_results_are_small():
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*")) < 4e6
+
+
+def test_the_claims_are_those_of_the_runs_and_the_documents_repeat_them(runs_of):
+    claims = [claim for name, experiment in EXPERIMENTS.items() for claim in experiment.claims(runs_of[name])]
+    kept = json.loads((RESULTS / "claims.json").read_text())
+    assert [(c.experiment, c.claim, c.met) for c in claims] == [(c["experiment"], c["claim"], c["met"]) for c in kept]
+    np.testing.assert_allclose([c.measured for c in claims], [c["measured"] for c in kept])
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    for claim in claims:
+        assert "| " + " | ".join(claim_cells(claim)) + " |" in page, f"docs/reproduction.md lacks {claim}"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_figures_in_the_documents_are_drawn_from_them(name, runs_of, tmp_path):
+    """Compared by the numbers beside them: pictures may differ between versions of the drawing library."""
+    for plot in FIGURES[name](runs_of[name]):
+        assert (DRAWN / f"{plot.name}.png").is_file()
+        assert len(rows(plot)[1]) > 3
+        assert (DRAWN / f"{plot.name}.csv").read_text() == save(plot, tmp_path)[2].read_text()
