@@ -26,6 +26,13 @@ hypothesis.settings.load_profile("perfedrl")
 assert perfedrl.__version__
 
 
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Drop compiled programs after every file: each holds memory maps, of which a process may have only so many."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def untyped():
     """No checks of types for one test: what a user without them meets."""

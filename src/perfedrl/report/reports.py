@@ -12,7 +12,7 @@ from perfedrl.report.plots import Plot
 def of_run(run: Run, command: str) -> page.Report:
     """One run: its config, its returns, its curves."""
     config = run.config
-    result = page.Table("Expected return", ("", "before adaptation", "after adaptation"), tables.final_returns(run))
+    result = page.Table("Result", ("", "before adaptation", "after adaptation"), tables.final_outcomes(run))
     return page.Report(
         title=f"Run {run.folder.name}",
         summary=f"{config.algorithm['name']} on {config.parts.fleet.agents} agents of {config.fleet['env']}: one "

@@ -22,20 +22,29 @@ LABELS = {"success": "success rate", "distance": "final distance"}
 
 def summary(run: Run) -> Table:
     """A run's returns at its last evaluation, training and held-out agents apart."""
-    table = Table("expected return", "before adaptation", "after adaptation", title=run.folder.name)
-    for row in final_returns(run):
+    table = Table("", "before adaptation", "after adaptation", title=run.folder.name)
+    for row in final_outcomes(run):
         table.add_row(*row)
     return table
 
 
-def final_returns(run: Run) -> list[tuple[str, ...]]:
-    """The rows of `summary`."""
+def final_outcomes(run: Run) -> list[tuple[str, ...]]:
+    """The rows of `summary`: returns, and what else the tasks say, training and held-out agents apart."""
     history = run.history
-    parts = [("training agents", history.before, history.after)]
+    returns = {f"{when}.return": getattr(history, when) for when in ("before", "after")}
     if history.held_out_after.shape[-1]:
-        parts.append(("held-out agents", history.held_out_before, history.held_out_after))
+        returns |= {f"held_out_{when}.return": getattr(history, f"held_out_{when}") for when in ("before", "after")}
+    measured = returns | dict(history.outcomes)
     last = lambda x: interval(mean_interval(x[:, -1].mean(axis=-1)))  # noqa: E731
-    return [(label, last(before), last(after)) for label, before, after in parts]
+    return [
+        (
+            f"{LABELS.get(name, name)}, {part}",
+            *(last(measured[f"{prefix}{when}.{name}"]) for when in ("before", "after")),
+        )
+        for name in dict.fromkeys(key.partition(".")[2] for key in measured)
+        for prefix, part in (("", "training agents"), ("held_out_", "held-out agents"))
+        if f"{prefix}after.{name}" in measured
+    ]
 
 
 def cost(run: Run) -> str:
