@@ -47,6 +47,8 @@ def test_a_compass_move_by_hand():
     np.testing.assert_allclose(state, [0.5, 0.47], atol=1e-6)
     assert reward == 1.0
     assert not done
+    assert task.step(jnp.asarray([0.5, 0.25]), jnp.asarray(2), NO_NOISE)[1] == 0.0, "not yet there when it decides"
+    assert task.step(jnp.asarray([0.5, 0.65]), jnp.asarray(2), NO_NOISE)[1] == 1.0, "still there when it decides"
     state, reward, _ = task.step(jnp.asarray([0.95, 0.95]), jnp.asarray(1), NO_NOISE)
     np.testing.assert_allclose(state, [1.0, 1.0])
     assert reward == 0.0

@@ -45,13 +45,15 @@ def test_a_neural_run_is_read_back_as_it_was_saved(finished):
 
 
 def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line_12(finished):
-    own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=9, seed=7, episodes=16)
+    own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=90, seed=7, episodes=16)
     task = finished.config.parts.fleet.task(0).with_goal((0.5, 0.5))
     theta = jax.tree.map(lambda x: x[1], finished.params)
     (step,) = jax.random.split(jax.random.split(personal_key(7, "goal 0.5,0.5", 0))[0], 1)
-    expected = adapt(Sampled(finished.config.parts.policy)(task), theta, 0.8, step, 9)
+    expected = adapt(Sampled(finished.config.parts.policy)(task), theta, 0.8, step, 90)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own.params, expected)
-    assert own.cost == 9
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), own.params, theta)
+    assert max(jax.tree.leaves(moved)) > 0.01, "the step is a step"
+    assert own.cost == 90
     assert own.rollouts_before.shape == own.rollouts_after.shape == (12, 7, 2)
     assert set(own.before) == {"return", "success", "distance"}
     assert 0 <= own.after["success"].low <= own.after["success"].mean <= own.after["success"].high <= 1
