@@ -155,11 +155,11 @@ def deploy(
 
 def check_fit(task: Any, policy: Policy) -> Trajectory:
     """Refuse a policy that cannot play a task; return the shapes of an episode."""
-    for name in ("actions", "action_size"):
-        needed, offered = (getattr(x, name, None) for x in (task, policy))
-        other = getattr(policy, "action_size" if name == "actions" else "actions", None)
-        if needed is not None and (offered or other) is not None and needed != offered:
-            raise UserError(f"the policy does not fit the fleet: its {name} are {offered or other}, not {needed}")
+    taken, needed = (
+        {name: getattr(x, name) for name in ("actions", "action_size") if hasattr(x, name)} for x in (policy, task)
+    )
+    if taken and needed and taken != needed:
+        raise UserError(f"the policy does not fit the fleet: it has {taken}, the agents have {needed}")
     sample = lambda key: RolloutSampler(task, policy).sample(policy.init(key), key, 1)  # noqa: E731
     try:
         return jax.eval_shape(sample, jax.random.key(0))

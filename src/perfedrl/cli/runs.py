@@ -119,20 +119,19 @@ def personalize(
             check_file(path)
     compilation.enable_cache()
     loaded = store.load_run(run)
-    who = {"goal": position, "agent": agent}
-    how = {"trajectories": trajectories, "steps": steps, "alpha": alpha, "seed": seed, "draw": draw}
-    result = own.personalize(loaded, **who, **how)  # type: ignore[arg-type]
+    result = own.personalize(
+        loaded,
+        goal=position,
+        agent=agent,
+        trajectories=trajectories,
+        steps=steps,
+        alpha=alpha,
+        seed=seed,
+        draw=draw,
+    )
     out.print(tables.personalized(result))
     out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
-    file = file or Path("personalized") / f"{loaded.folder.name}-{label(result)}.safetensors"
-    written = [result.save(file, run=loaded.folder.name, digest=loaded.config.digest)]
-    from perfedrl.report import figures, static  # matplotlib is slow to import
-
-    picture = file.with_suffix(".png")
-    for plot in figures.before_and_after(result):
-        write_atomically(picture, static.image(static.draw(plot)))
-        written.append(picture)
-    wrote(written)
+    wrote(save_personalized(result, loaded, file))
 
 
 def evaluate(
@@ -169,6 +168,19 @@ def list_(
         out.print(tables.titles(paper.EXPERIMENTS))
     else:
         out.print(tables.parts(REGISTRIES[kind], with_parameters=kind is not Kind.estimators))
+
+
+def save_personalized(result: own.Personalized, run: store.Run, file: Path | None) -> list[Path]:
+    """Write an agent's parameters and, where its episodes are paths in the plane, a picture beside them."""
+    from perfedrl.report import figures, static  # matplotlib is slow to import
+
+    file = file or Path("personalized") / f"{run.folder.name}-{label(result)}.safetensors"
+    written = [result.save(file, run=run.folder.name, digest=run.config.digest)]
+    for plot in figures.before_and_after(result):
+        picture = file.with_suffix(".png")
+        write_atomically(picture, static.image(static.draw(plot)))
+        written.append(picture)
+    return written
 
 
 def label(result: own.Personalized) -> str:
