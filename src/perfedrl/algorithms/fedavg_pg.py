@@ -1,5 +1,6 @@
 """FedAvg-PG: federated policy gradient for one shared policy, the paper's non-personalized baseline."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -40,11 +41,11 @@ class FedAvgPG(eqx.Module):
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
         """Tau local steps along the estimated policy gradient."""
+        return local_steps(partial(self.step, agent), message, agent, key, self.local_steps), state
 
-        def step(theta: Params, keys: StepKeys) -> Params:
-            return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
-
-        return local_steps(step, message, agent, key, self.local_steps), state
+    def step(self, agent: Objective, theta: Params, keys: StepKeys) -> Params:
+        """One local ascent step."""
+        return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))

@@ -1,5 +1,6 @@
 """Per-FedAvg-PG, Algorithm 1 of the paper: local meta-policy-gradient steps, then averaging."""
 
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -57,15 +58,15 @@ class PerFedAvgPG(eqx.Module):
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
         """Tau local ascent steps along the estimated meta-gradient, lines 4-8."""
+        return local_steps(partial(self.step, agent), message, agent, key, self.local_steps), state
 
-        def step(theta: Params, keys: StepKeys) -> Params:
-            if self.variant == "first-order":
-                direction = first_order_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out)
-            else:
-                direction = meta_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_h, self.m_out)
-            return optax.tree.add_scale(theta, self.beta, direction)
-
-        return local_steps(step, message, agent, key, self.local_steps), state
+    def step(self, agent: Objective, theta: Params, keys: StepKeys) -> Params:
+        """One local ascent step, line 6."""
+        if self.variant == "first-order":
+            direction = first_order_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out)
+        else:
+            direction = meta_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_h, self.m_out)
+        return optax.tree.add_scale(theta, self.beta, direction)
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         """theta^{k+1}, the mean of the agents' parameters, line 10."""
