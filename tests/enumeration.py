@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfedrl.envs import TabularMDP
+from perfedrl.estimators import PolicyObjective, StepKeys, first_order_gradient, meta_gradient
+from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Trajectory
 
 SHAPES = ((1, 3, 0), (2, 2, 1), (3, 2, 2), (2, 3, 1))
@@ -29,6 +31,22 @@ def problems(draw) -> tuple[TabularMDP, np.ndarray, np.random.Generator]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     mdp = random_mdp(rng, draw(st.sampled_from(SHAPES)), draw(st.sampled_from((0.0, 0.5, 0.9))))
     return mdp, rng.normal(size=(mdp.states, mdp.actions)), rng
+
+
+@st.composite
+def fleets(draw):
+    """Two or three small random MDPs, from equal to unrelated; parameters, a policy (either kind), a generator."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # What programs are compiled for goes together, so that they are few.
+    shape, discount, n = draw(st.sampled_from((((1, 3, 0), 0.0, 3), ((2, 2, 1), 0.9, 2), ((3, 2, 2), 0.5, 2))))
+    heterogeneity = draw(st.sampled_from((0.0, 0.3, 1.0)))
+    S, A, H = shape
+    own = [random_mdp(rng, shape, discount) for _ in range(n)]
+    mixed = lambda name, x: (1 - heterogeneity) * getattr(own[0], name) + heterogeneity * getattr(x, name)  # noqa: E731
+    mdps = [TabularMDP(mixed("P", x), mixed("r", x), mixed("mu", x), H, discount) for x in own]
+    if draw(st.booleans()):
+        return mdps, rng.normal(size=(S, A)), TableSoftmax(S, A), rng
+    return mdps, rng.normal(size=2), LogLinearSoftmax(rng.normal(size=(S, A, 2))), rng
 
 
 class Trajectories(NamedTuple):
@@ -76,3 +94,54 @@ def enumerated_meta_objective(policy, theta, agents: list[Trajectories], discoun
 def value_gradient_hessian(f):
     """Compile a function of (policy, theta, ...) together with its first two derivatives in theta."""
     return jax.jit(lambda *args: (f(*args), jax.grad(f, argnums=1)(*args), jax.hessian(f, argnums=1)(*args)))
+
+
+def index_key(i):
+    """A key that carries an index, for the sampler below."""
+    return jax.random.wrap_key_data(jnp.stack([jnp.zeros((), jnp.uint32), jnp.asarray(i, jnp.uint32)]))
+
+
+class Listed:
+    """A sampler that returns the batch whose number its key carries: its digits are indices into the enumeration."""
+
+    traceable = True
+
+    def __init__(self, trajectories: Trajectory):
+        self.trajectories = trajectories
+
+    def sample(self, params, key, m):
+        n = len(self.trajectories.reward)
+        chosen = jax.random.key_data(key)[1] // n ** np.arange(m) % n
+        return jax.tree.map(lambda x: x[chosen.astype(int)], self.trajectories)
+
+
+def local_estimates(mdp: TabularMDP, policy, alpha, variant="exact", sizes=(1, 1, 1), among=slice(None)):
+    """A function from parameters to every estimate that one local step can make: probabilities and estimates.
+
+    The estimates are the library's own, fed every triple of batches of the given sizes, of some or all trajectories.
+    """
+    t = Trajectories(*(x[among] for x in enumerate_trajectories(mdp)))
+    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount)
+    numbers = [jnp.arange(len(t.states) ** m) for m in sizes]
+    digits = [n[:, None] // len(t.states) ** np.arange(m) % len(t.states) for n, m in zip(numbers, sizes, strict=True)]
+    m_in, m_h, m_out = sizes
+
+    def estimates(theta):
+        q = law(policy, theta, t)
+
+        def inner(i, probability):
+            def outer(j, k):
+                keys = StepKeys(*map(index_key, (i, j, k)))
+                if variant == "first-order":
+                    return first_order_gradient(agent, theta, alpha, keys, m_in, m_out)
+                return meta_gradient(agent, theta, alpha, keys, m_in, m_h, m_out)
+
+            adapted = theta + alpha * agent.gradient(theta, index_key(i), m_in)
+            every = jax.vmap(lambda j: jax.vmap(lambda k: outer(j, k))(numbers[2]))(numbers[1])
+            after = jnp.prod(law(policy, adapted, t)[digits[2]], axis=1)
+            return probability * jnp.prod(q[digits[1]], axis=1)[:, None] * after, every
+
+        weights, every = jax.vmap(inner)(numbers[0], jnp.prod(q[digits[0]], axis=1))
+        return weights.reshape(-1), every.reshape(-1, *theta.shape)
+
+    return estimates

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from enumeration import batch, enumerate_trajectories, law, problems
+from enumeration import Listed, batch, enumerate_trajectories, index_key, law, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from perfedrl.estimators import (
     score_matrix,
 )
 from perfedrl.policies import LogLinearSoftmax
-from perfedrl.theory import constants
+from perfedrl.theory import constants, second_moment
 from perfedrl.types import Trajectory
 
 close = {"rtol": 0, "atol": 1e-10}
@@ -146,23 +146,6 @@ def test_decisions_after_the_end_of_an_episode_do_not_count():
         np.testing.assert_allclose(estimate(long), estimate(short), rtol=1e-6)
 
 
-def index_key(i):
-    """A key that carries an index, for the sampler below."""
-    return jax.random.wrap_key_data(jnp.stack([jnp.zeros((), jnp.uint32), jnp.asarray(i, jnp.uint32)]))
-
-
-class Listed:
-    """A sampler that returns the trajectory whose index in the enumeration its key carries."""
-
-    traceable = True
-
-    def __init__(self, trajectories: Trajectory):
-        self.trajectories = trajectories
-
-    def sample(self, params, key, m):
-        return jax.tree.map(lambda x: x[jax.random.key_data(key)[1]][None], self.trajectories)
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 0), (2, 2, 0), (2, 2, 1)])
 def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x64):
     """E[(I + alpha H) g_out] = (I + alpha grad^2 J) E[grad J(theta~)]: only the inner batch causes bias (Lemma 3)."""
@@ -196,7 +179,7 @@ def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x
     factored = (np.eye(S * A) + alpha * hessian) @ np.ravel(mean_outer)
     np.testing.assert_allclose(np.ravel(mean), factored, **close)
     np.testing.assert_allclose(mean_first_order, mean_outer, **close)
-    assert 0 < error <= constants(mdp, policy).second_moment(alpha, 1, 1, 1), "Lemma 3(iii)"
+    assert 0 < error <= second_moment(constants(mdp, policy, alpha), 1, 1, 1), "Lemma 3(iii)"
 
 
 @given(st.integers(0, 2**31), st.sampled_from((1, 7)))

@@ -6,7 +6,7 @@ for one's own.
 
 from importlib.metadata import version
 
-from perfedrl import algorithms, envs, estimators, exact, policies
+from perfedrl import algorithms, envs, estimators, exact, policies, theory
 from perfedrl.algorithms import FedAvgPG, LocalPG, PerFedAvgPG
 from perfedrl.compilation import enable_cache, use_all_cores
 from perfedrl.envs import Fleet, Navigation, PointNavigation, TabularMDP, arc, circle, gridworld, point_navigation
@@ -60,6 +60,7 @@ __all__ = [
     "point_navigation",
     "policies",
     "simulate",
+    "theory",
     "train",
     "use_all_cores",
 ]

@@ -1,5 +1,6 @@
 """What one episode is, and the aliases that signatures share."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ Params = PyTree[Float[Array, "..."]]
 Scalar = Float[Array, ""] | float | int
 Whole = Integer[Array, ""] | int
 Noise = Float[Array, " noise"]
+Progress = Callable[[str], None]
+"""Told what is worked on now."""
 
 
 class Trajectory(NamedTuple):

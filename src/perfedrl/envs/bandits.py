@@ -11,7 +11,10 @@ WITNESS_FEATURES = ((0.0,), (1.0,), (3.0,))
 """phi of the scalar log-linear policy that the agents share."""
 
 
-def bandits(rewards: Sequence[Sequence[float]] = ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0))) -> Fleet:
+WITNESS_REWARDS = ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0))
+
+
+def bandits(rewards: Sequence[Sequence[float]] = WITNESS_REWARDS) -> Fleet:
     """Agents with one state and one decision that differ in the arms' rewards; the default is the witness of Prop. 2.
 
     Train it with the policy `log-linear` and features [[[0], [1], [3]]], the scalar family of the proof.

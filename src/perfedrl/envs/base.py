@@ -22,7 +22,8 @@ class Task(Protocol):
 
     A task may say more of an episode than its return: `outcomes(episode) -> {"success": ..., "distance": ...}`; of the
     actions it takes: `actions` (how many) or `action_size` (how long a vector); and of agents like it:
-    `with_goal(goal)`. Evaluation, neural policies and personalization use what is there.
+    `with_goal(goal)`; and for the theory's constants how large things get: `reward_bound`, `observation_bound`.
+    Evaluation, neural policies, personalization and theory use what is there.
     """
 
     horizon: int

@@ -38,6 +38,12 @@ class Navigation(eqx.Module):
 
     reset_noise = 2
     step_noise = 0
+    reward_bound = 1.0
+
+    @property
+    def observation_bound(self) -> float:
+        """The largest norm of an observation: a corner of the box."""
+        return float(np.sqrt(2) * self.box)
 
     def __check_init__(self) -> None:
         check_episode(self.horizon, self.discount)

@@ -54,6 +54,11 @@ class TabularMDP(eqx.Module):
         return self.r.shape[-1]
 
     @property
+    def reward_bound(self) -> float:
+        """R_max of Assumption 1, over all agents of a stack."""
+        return float(np.abs(self.r).max())
+
+    @property
     def P(self) -> Float[np.ndarray, "*n S A S"]:  # noqa: N802
         """The transition kernel P[s, a, s'] as a dense array (also of a stacked fleet)."""
         successor, probability = np.asarray(self.successor), np.asarray(self.probability)

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from perfedrl.envs import Fleet
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
+from perfedrl.policies.regularity import softmax_of_network
 from perfedrl.types import Array, Noise, Params
 
 LAST_SCALE = 0.1
@@ -47,6 +48,10 @@ class MLPSoftmax(eqx.Module):
         logp = jax.nn.log_softmax(forward(params, obs))
         # A mask instead of a look-up: its gradient is no scatter, which would be slow and, on GPUs, in any order.
         return jnp.sum(jnp.where(jnp.arange(self.widths[-1]) == action, logp, 0))
+
+    def regularity_within(self, radius: float, observation: float) -> tuple[float, float, float]:
+        """G, M and Lambda of Assumption 2 on |theta| <= radius, for observations of bounded norm."""
+        return softmax_of_network(self.widths, radius, observation)
 
 
 class GaussianMLP(eqx.Module):

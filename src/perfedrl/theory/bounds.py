@@ -1,0 +1,161 @@
+"""The paper's bounds as functions of the constants: Lemmas 3-5, Theorem 1, Corollary 2, Remarks 1-2, Props. 1-3."""
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Literal
+
+from perfedrl.errors import UserError
+from perfedrl.theory.worst_case import Constants
+
+Variant = Literal["exact", "first-order"]
+
+
+def bias(c: Constants, m_in: float, variant: Variant = "exact") -> float:
+    """b-hat, a bound on the bias of the meta-gradient estimate: Lemma 3(ii); of the first-order one, Corollary 2.
+
+    The first-order estimate drops the curvature term, which no batch size makes up for.
+    """
+    sampling = _over(c.alpha * c.L_J * c.G_J, sqrt(m_in))
+    return c.stretch * sampling if variant == "exact" else sampling + residual(c)
+
+
+def sharp_bias(c: Constants, m_in: float, variant: Variant = "exact", variance: float | None = None) -> float:
+    """b-hat-star, the bound of Prop. 1, which falls as 1 / m_in where Lemma 3's falls as 1 / sqrt(m_in).
+
+    `variance` is that of one trajectory's policy gradient, G_J^2 at most. For the first-order estimate the same
+    argument applies to the sampling part of Corollary 2's bias.
+    """
+    spread = c.G_J**2 if variance is None else variance
+    sampling = _over(c.alpha**2 * c.rho_J * spread, 2 * m_in)
+    return c.stretch * sampling if variant == "exact" else sampling + residual(c)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """sigma-hat^2 = scale (fixed + in / m_in + h / m_h + out / m_out), batch by batch.
+
+    Lemma 3(iii) for the exact estimate, Corollary 2 for the first-order one, which has a fixed part instead of a
+    curvature batch.
+    """
+
+    scale: float
+    fixed: float
+    m_in: float
+    m_h: float
+    m_out: float
+
+    def __call__(self, m_in: float, m_h: float, m_out: float) -> float:
+        parts = _over(self.m_in, m_in), _over(self.m_h, m_h), _over(self.m_out, m_out)
+        return self.scale * (self.fixed + sum(parts))
+
+
+def moment(c: Constants, variant: Variant = "exact") -> Moment:
+    """The bound on the estimate's mean squared error, as a function of the batch sizes."""
+    a, b = (c.alpha * c.L_J) ** 2, c.stretch**2
+    if variant == "exact":
+        return Moment(3 * c.G_J**2, 0.0, m_in=a * b, m_h=a, m_out=b)
+    return Moment(3 * c.G_J**2, a, m_in=a, m_h=0.0, m_out=1.0)
+
+
+def second_moment(c: Constants, m_in: float, m_h: float, m_out: float, variant: Variant = "exact") -> float:
+    """sigma-hat^2, a bound on the mean squared error of the meta-gradient estimate: Lemma 3(iii), Corollary 2."""
+    return moment(c, variant)(m_in, m_h, m_out)
+
+
+def drift(c: Constants, beta: float, t: float) -> float:
+    """How far t local steps can carry an agent, surely: |theta_i^{k,t} - theta^k| <= beta t G_F, Lemma 4(i).
+
+    Its square bounds the mean squared distance of the agents from their average, Lemma 4(ii).
+    """
+    return beta * t * c.G_F
+
+
+def dissimilarity(c: Constants) -> float:
+    """A bound on the mean squared distance of the agents' gradients from their mean, Remark 1."""
+    return c.G_J**2
+
+
+def residual(c: Constants) -> float:
+    """A bound on the meta-gradient at a fixed point of the exact first-order dynamics, Prop. 2."""
+    return c.alpha * c.L_J * c.G_J
+
+
+def ceiling(c: Constants) -> float:
+    """The largest local step size that Lemma 5 and Theorem 1 allow, 1 / (6 L_F)."""
+    return 1 / (6 * c.L_F)
+
+
+def one_step_progress(
+    c: Constants, beta: float, t: int, n: int, squared_gradient: float, bias: float, second_moment: float
+) -> float:
+    """What local step t gains at least in the mean, E F(theta^{t+1}) - F(theta^t) at the agents' average, Lemma 5."""
+    check_ceiling(c, beta)
+    lost = 9 / 4 * beta * (c.L_F**2 * drift(c, beta, t) ** 2 + bias**2)
+    return beta / 2 * squared_gradient - lost - c.L_F * beta**2 * second_moment / (2 * n)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Theorem 1 term by term: a bound on the mean of |grad F|^2 along a run."""
+
+    optimization: float
+    drift: float
+    bias: float
+    variance: float
+
+    @property
+    def total(self) -> float:
+        return self.optimization + self.drift + self.bias + self.variance
+
+
+def convergence(
+    c: Constants, *, rounds: int, tau: int, beta: float, n: int, gap: float, bias: float, second_moment: float
+) -> Bound:
+    """Theorem 1, eq. (8), after some rounds of tau local steps; `gap` is Delta = F* - F(theta^0), 2 R-bar at most.
+
+    At tau = 1 there is no drift: the sum that the theorem rounds up is zero (proof of Corollary 1, step 6).
+    """
+    check_ceiling(c, beta)
+    return Bound(
+        optimization=2 * gap / (beta * rounds * tau),
+        drift=3 / 2 * (c.L_F * drift(c, beta, tau)) ** 2 if tau > 1 else 0.0,
+        bias=9 / 2 * bias**2,
+        variance=c.L_F * beta * second_moment / n,
+    )
+
+
+def check_ceiling(c: Constants, beta: float) -> None:
+    """Refuse a step size of which Lemma 5 and Theorem 1 say nothing."""
+    if beta > ceiling(c) * (1 + 1e-12):
+        times = beta / ceiling(c)
+        raise UserError(f"condition (i) fails: beta = {beta:.4g} is {times:.3g} times the ceiling 1 / (6 L_F)")
+
+
+def certificate(c: Constants, meta_gradient: float) -> float:
+    """A bound on |grad J_i(theta_i^+)|, the agent's own gradient after adaptation, from |grad F_i(theta)|: Remark 2.
+
+    The paper states it for alpha <= 1 / (2 L_J), where the factor 1 / (1 - alpha L_J) is at most 2; it holds for
+    alpha < 1 / L_J, and beyond that nothing follows.
+    """
+    slope = 1 - c.alpha * c.L_J
+    return meta_gradient / slope if slope > 0 else inf
+
+
+@dataclass(frozen=True)
+class SmallAdaptation:
+    """How far F can be from f, the mean return without adaptation, at any parameters: Prop. 3."""
+
+    gradient: float
+    value: float
+
+
+def small_adaptation(c: Constants) -> SmallAdaptation:
+    """|grad F - grad f| <= 2 alpha L_J G_J and |F - f| <= alpha G_J^2, Prop. 3."""
+    return SmallAdaptation(2 * c.alpha * c.L_J * c.G_J, c.alpha * c.G_J**2)
+
+
+def _over(a: float, b: float) -> float:
+    """A / b, where nothing divided by nothing is nothing: an unused batch costs no error."""
+    if b == 0:
+        return 0.0 if a == 0 else inf
+    return a / b

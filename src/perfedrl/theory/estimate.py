@@ -1,0 +1,213 @@
+"""The meta-gradient estimate's bias and mean squared error as they are, not as they are bounded.
+
+On a small MDP they are finite sums: over all inner batches, and in closed form over the other two, which enter linearly
+and quadratically (the factorization in the proof of Lemma 3). Elsewhere they are estimated from sampled batches.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
+
+from perfedrl import exact
+from perfedrl.compilation import jit
+from perfedrl.envs import TabularMDP
+from perfedrl.errors import UserError
+from perfedrl.estimators import Sampled, StepKeys, first_order_gradient, meta_gradient
+from perfedrl.policies import TablePolicy
+from perfedrl.theory.bounds import Variant
+from perfedrl.theory.listing import Listing, PerTrajectory, batches, listing, per_trajectory
+from perfedrl.types import Array, Params, Scalar
+
+REPLICATES = 1024
+"""Estimates that the sampled form draws."""
+
+MOST_NUMBERS = 20_000_000
+"""That an array of the listed form may hold."""
+
+
+class Moments(NamedTuple):
+    """What Lemma 3 and Prop. 1 bound, at one point: |E estimate - grad F_i| and E |estimate - grad F_i|^2.
+
+    `variance` is that of one trajectory's policy gradient. `listed` says whether all are finite sums over everything
+    that can happen; otherwise they are means over sampled batches.
+    """
+
+    bias: float
+    second_moment: float
+    variance: float
+    listed: bool
+
+
+class Batches(NamedTuple):
+    """The sizes of the three batches of one local step."""
+
+    m_in: int
+    m_h: int
+    m_out: int
+
+
+def moments(
+    mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
+) -> Moments:
+    """The estimate's moments at theta, listed where that is possible and sampled elsewhere."""
+    try:
+        return listed(mdp, policy, theta, alpha, sizes, variant)
+    except UserError:
+        return sampled(mdp, policy, theta, alpha, sizes, variant)
+
+
+def listed(
+    mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
+) -> Moments:
+    """The moments as finite sums; refused where there are too many trajectories or batches."""
+    at = small_listing(mdp, theta)
+    counts, coefficients = batches(len(at.states), sizes.m_in)
+    target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
+    mean, square, variance = exact.float64(_listed)(
+        policy, at, theta, alpha, counts, coefficients, target, *sizes, variant == "exact"
+    )
+    return Moments(float(np.linalg.norm(mean - target)), float(square), float(variance), listed=True)
+
+
+@partial(jit, static_argnums=(10,))
+def _listed(policy, at, theta, alpha, counts, coefficients, target, m_in, m_h, m_out, curvature):
+    here = per_trajectory(policy, at, theta)
+    points, weights = inner_points(here, theta, alpha, counts, coefficients, m_in)
+    d = len(target)
+    mean_u = jnp.einsum("n,nde->de", here.q, here.u)
+    jacobian = jnp.eye(d) + alpha * mean_u * curvature
+    noise = jnp.einsum("n,nde,ndf->ef", here.q, here.u, here.u) - mean_u.T @ mean_u
+    quadratic = jacobian.T @ jacobian + (alpha**2 / m_h * noise if curvature else 0.0)
+    first, second = outer_moments(policy, at, theta, points, m_out, quadratic)
+    mean = jacobian @ (weights @ first)
+    square = weights @ second - 2 * target @ mean + target @ target
+    gradient = here.q @ here.g
+    return mean, square, here.q @ jnp.sum((here.g - gradient) ** 2, axis=1)
+
+
+def inner_points(here: PerTrajectory, theta, alpha, counts, coefficients, m_in):
+    """theta~ of every inner batch, flattened, and its probability."""
+    logq = jnp.where(counts > 0, counts * jnp.log(jnp.where(here.q > 0, here.q, 1)), 0.0)
+    possible = jnp.all((counts == 0) | (here.q > 0), axis=1)
+    weights = jnp.where(possible, jnp.exp(coefficients + jnp.sum(logq, axis=1)), 0.0)
+    flat, _ = ravel_pytree(theta)
+    return flat + alpha * (counts @ here.g) / m_in, weights
+
+
+def small_listing(mdp: TabularMDP, theta: Params) -> Listing:
+    """The listing of an MDP, refused where what is computed for each trajectory would not fit into memory."""
+    at, d = listing(mdp), sum(np.size(x) for x in jax.tree.leaves(theta))
+    if max(at.states.size, mdp.states * mdp.actions) * d**2 > MOST_NUMBERS:
+        raise UserError(f"{len(at.states)} trajectories of a policy with {d} parameters are too many to list")
+    return at
+
+
+def together(at: Listing, d: int) -> int:
+    """How many inner batches are worked on at a time."""
+    return max(1, min(4096, MOST_NUMBERS // (at.states.size * d)))
+
+
+def outer_moments(policy, at: Listing, theta, points, m_out, quadratic):
+    """E g_out and E g_out^T Q g_out given the adapted parameters, for every one of them."""
+    _, unravel = ravel_pytree(theta)
+
+    def one(point):
+        there = per_trajectory(policy, at, unravel(point), curvature=False)
+        mean = there.q @ there.g
+        square = there.q @ jnp.sum((there.g @ quadratic) * there.g, axis=1)
+        return mean, square / m_out + (1 - 1 / m_out) * mean @ quadratic @ mean
+
+    return jax.lax.map(one, points, batch_size=together(at, points.shape[1]))
+
+
+def sampled(
+    mdp: TabularMDP,
+    policy: TablePolicy,
+    theta: Params,
+    alpha: Scalar,
+    sizes: Batches,
+    variant: Variant = "exact",
+    replicates: int = REPLICATES,
+    seed: int = 0,
+) -> Moments:
+    """The moments from sampled batches: unbiased but for the norm of the bias, whose noise is that of a remainder.
+
+    The bias needs inner batches only, since the rest factors out; from each the part that is linear in the inner
+    gradient's error, whose mean is zero, is taken off (Prop. 1), so that what is averaged is of the bias's own order.
+    """
+    bias, square, variance = exact.float64(_sampled)(policy, mdp, theta, alpha, seed, sizes, variant, replicates)
+    return Moments(float(bias), float(square), float(variance), listed=False)
+
+
+@partial(jit, static_argnums=(5, 6, 7))
+def _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates):
+    agent = Sampled(policy)(mdp)
+    flat, unravel = ravel_pytree(theta)
+    gradient = lambda x: ravel_pytree(jax.grad(partial(exact.J, policy, mdp))(unravel(x)))[0]  # noqa: E731
+    product = lambda x, v: jax.jvp(gradient, (x,), (v,))[1]  # noqa: E731
+    plus = flat + alpha * gradient(flat)
+    outer = gradient(plus)
+    curvature = alpha * product(flat, outer)
+
+    def inner(key):
+        g = ravel_pytree(agent.gradient(theta, key, sizes.m_in))[0]
+        off = alpha * (g - gradient(flat))
+        remainder = gradient(plus + off) - outer - product(plus, off)
+        return remainder, jnp.sum((g - gradient(flat)) ** 2) * sizes.m_in
+
+    def estimate(keys):
+        step = StepKeys(*keys)
+        if variant == "exact":
+            return ravel_pytree(meta_gradient(agent, theta, alpha, step, *sizes))[0]
+        return ravel_pytree(first_order_gradient(agent, theta, alpha, step, sizes.m_in, sizes.m_out))[0]
+
+    first, second = jax.random.split(jax.random.key(seed))
+    remainder, variance = jax.lax.map(inner, jax.random.split(first, replicates), batch_size=64)
+    error = jnp.mean(remainder, axis=0)
+    bias = error + alpha * product(flat, error) if variant == "exact" else error - curvature
+    estimates = jax.lax.map(estimate, jax.random.split(second, (replicates, 3)), batch_size=64)
+    second_moment = jnp.mean(jnp.sum((estimates - outer - curvature) ** 2, axis=1))
+    return jnp.linalg.norm(bias), second_moment, jnp.mean(variance)
+
+
+def shared_mean(
+    mdp: TabularMDP,
+    policy: TablePolicy,
+    theta: Params,
+    alpha: Scalar,
+    m: int,
+    shared: Literal["nothing", "inner", "outer"],
+) -> Float[np.ndarray, " d"]:
+    """The estimate's mean when the curvature batch, of size m, is not fresh but the inner or the outer one, of size m.
+
+    Shared with the inner batch it gains alpha Cov(H-hat, g_out). Shared with the outer one it gains that too, and its
+    trajectories are those of another policy.
+    """
+    at = small_listing(mdp, theta)
+    counts, coefficients = batches(len(at.states), m)
+    return exact.float64(_shared)(policy, at, theta, alpha, counts, coefficients, m, shared)
+
+
+@partial(jit, static_argnums=(7,))
+def _shared(policy, at, theta, alpha, counts, coefficients, m, shared) -> Float[Array, " d"]:
+    here = per_trajectory(policy, at, theta)
+    points, weights = inner_points(here, theta, alpha, counts, coefficients, m)
+    _, unravel = ravel_pytree(theta)
+
+    def one(point_and_counts):
+        point, count = point_and_counts
+        there = per_trajectory(policy, at, unravel(point), curvature=False)
+        g = there.q @ there.g
+        if shared == "outer":
+            mean_u = jnp.einsum("n,nde->de", there.q, here.u)
+            product = jnp.einsum("n,nde,ne->d", there.q, here.u, there.g) / m + (1 - 1 / m) * mean_u @ g
+        else:
+            product = jnp.einsum("n,nde,e->d", count / m if shared == "inner" else here.q, here.u, g)
+        return g + alpha * product
+
+    return weights @ jax.lax.map(one, (points, counts), batch_size=together(at, points.shape[1]))

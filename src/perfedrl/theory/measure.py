@@ -1,0 +1,217 @@
+"""The worst-case constants beside what a tabular fleet realizes along an actual run."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from perfedrl import exact
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet
+from perfedrl.envs.tabular import unstack
+from perfedrl.errors import UserError
+from perfedrl.theory import bounds
+from perfedrl.theory.estimate import Batches, Moments, moments
+from perfedrl.theory.plan import Problem
+from perfedrl.theory.setting import guarantee, is_tabular, settings
+from perfedrl.theory.steps import Trace, trace
+from perfedrl.types import Params, Progress
+
+ROUNDS, MEASURED, CURVED, SAMPLED = 40, 12, 4, 3
+"""The rounds that are run, and of them, evenly spaced, those measured; of those, for Hessians of F; for sampling."""
+
+
+class Row(NamedTuple):
+    """A bound of the paper beside the largest value of what it bounds along a run."""
+
+    what: str
+    symbol: str
+    where: str
+    bound: float
+    realized: float
+
+    @property
+    def looseness(self) -> float:
+        """How many times larger the bound is."""
+        return self.bound / self.realized if self.realized else float("inf")
+
+
+def realized(
+    problem: Problem,
+    fleet: Fleet,
+    policy: Any,
+    algorithm: Any,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    start: int = 0,
+    progress: Progress = lambda _: None,
+) -> list[Row]:
+    """Every bound beside its realized value, largest over the parameters that a run visits and over agents."""
+    if not is_tabular(fleet, policy):
+        raise UserError("realized constants need agents with finitely many states (a fleet of TabularMDP)")
+    progress("running")
+    run = trace(fleet, policy, algorithm, rounds, seed, start)
+    measured = evenly(rounds, MEASURED)
+    progress("gradients and Hessians")
+    rows = regularity_rows(problem, fleet, policy, run, measured)
+    progress("batches")
+    said = settings(algorithm)
+    sizes = Batches(max(said.m_in, 1), max(said.m_h, 1), said.m_out)
+    points = [jax.tree.map(lambda x, k=k: x[k], run.server) for k in evenly(rounds, SAMPLED)]
+    at = [
+        moments(mdp, policy, theta, said.alpha, sizes, said.variant) for theta in points for mdp in unstack(fleet.train)
+    ]
+    return [*rows, *estimator_rows(problem, said, at), *run_rows(problem, fleet, policy, said, run)]
+
+
+def regularity_rows(problem: Problem, fleet: Fleet, policy: Any, run: Trace, measured: np.ndarray) -> list[Row]:
+    """Lemmas 1 and 2, Remark 1 and Prop. 3."""
+    c, far = problem.constants, bounds.small_adaptation(problem.constants)
+    visited = jax.tree.map(lambda x: x[measured].reshape(-1, *x.shape[2:]), run.params)
+    curved = jax.tree.map(lambda x: x[evenly(run.rounds, CURVED), -1], run.params)
+    server = jax.tree.map(lambda x: x[measured], run.server)
+    J, gradient, hessian, change, F, meta = exact.float64(_visited)(policy, fleet.train, visited, c.alpha)
+    (meta_hessian,) = exact.float64(_curved)(policy, fleet.train, curved, c.alpha)
+    apart, gradient_gap, value_gap = exact.float64(_shared)(policy, fleet.train, server, c.alpha)
+    shown = [
+        ("return |J_i|", "R̄", "Lemma 1(i)", c.R_bar, max(J, F)),
+        ("gradient |∇J_i|", "G_J", "Lemma 1(ii)", c.G_J, gradient),
+        ("Hessian |∇²J_i|", "L_J", "Lemma 1(iii)", c.L_J, hessian),
+        ("change of the Hessian", "ρ_J", "Lemma 1(iv)", c.rho_J, change),
+        ("meta-gradient |∇F_i|", "G_F", "Lemma 2(ii)", c.G_F, meta),
+        ("meta-Hessian |∇²F_i|", "L_F", "Lemma 2(iii)", c.L_F, meta_hessian),
+        ("gradient dissimilarity", "G_J²", "Remark 1", bounds.dissimilarity(c), apart),
+    ]
+    if c.alpha:
+        shown += [
+            ("distance |∇F − ∇f|", "2αL_J G_J", "Prop. 3", far.gradient, gradient_gap),
+            ("distance |F − f|", "αG_J²", "Prop. 3", far.value, value_gap),
+        ]
+    return [Row(*row[:3], float(row[3]), float(row[4])) for row in shown]
+
+
+def estimator_rows(problem: Problem, said: Any, at: list[Moments]) -> list[Row]:
+    """Lemma 3 and Prop. 1 (at the realized variance), or Corollary 2 for the first-order variant."""
+    c = problem.constants
+    how = "" if all(x.listed for x in at) else ", sampled"
+    variance, bias, second = (max(getattr(x, name) for x in at) for name in ("variance", "bias", "second_moment"))
+    names = ("Lemma 3(ii)", "Lemma 3(iii)") if said.variant == "exact" else ("Corollary 2", "Corollary 2")
+    second_bound = problem.second_moment(said.m_in, said.m_h, said.m_out)
+    rows = [Row(f"variance of one gradient{how}", "G_J²", "Prop. 1", c.G_J**2, variance)]
+    if c.alpha:
+        sharp = bounds.sharp_bias(c, said.m_in, said.variant, variance)
+        rows += [
+            Row(f"bias{how}", "b̂", names[0], problem.bias(said.m_in, "crude"), bias),
+            Row(f"bias, sharp bound{how}", "b̂*", "Prop. 1", sharp, bias),
+        ]
+    return [*rows, Row(f"mean squared error{how}", "σ̂²", names[1], second_bound, second)]
+
+
+def run_rows(problem: Problem, fleet: Fleet, policy: Any, said: Any, run: Trace) -> list[Row]:
+    """Lemma 4 and, where its condition on beta holds, Theorem 1."""
+    c, tau = problem.constants, said.tau
+    from_start, apart = drifts(run)
+    rows = [
+        Row("distance moved in a round", "βτG_F", "Lemma 4(i)", bounds.drift(c, said.beta, tau), from_start[-1]),
+        Row("squared client drift", "(βτG_F)²", "Lemma 4(ii)", bounds.drift(c, said.beta, tau) ** 2, apart[-1]),
+    ]
+    if said.beta <= bounds.ceiling(c):
+        squares = squared_meta_gradients(fleet, policy, run, c.alpha)
+        bound = guarantee(problem, said, run.rounds).total
+        rows.append(Row("mean squared meta-gradient", "Theorem 1", "eq. (8)", bound, float(squares.mean())))
+    return rows
+
+
+def drifts(run: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """Two measures of drift by local step t = 0 .. tau, both largest over rounds.
+
+    The longest way of an agent from where the round began, and the mean squared distance of agents from their average.
+    """
+    flat = flattened(run.params)
+    way = np.linalg.norm(flat - flat[:, :1], axis=-1)
+    apart = ((flat - flat.mean(axis=2, keepdims=True)) ** 2).sum(axis=-1).mean(axis=2)
+    return way.max(axis=(0, 2)), apart.max(axis=0)
+
+
+def squared_meta_gradients(fleet: Fleet, policy: Any, run: Trace, alpha: float) -> np.ndarray:
+    """|grad F|^2 at the virtual averages that Theorem 1 sums over, [round, local step t = 0 .. tau - 1]."""
+    points = jax.tree.map(lambda x: x[:, :-1].reshape(-1, *x.shape[2:]), run.mean)
+    return exact.float64(_squared)(policy, fleet.train, points, alpha).reshape(run.rounds, -1)
+
+
+def flattened(params: Params) -> np.ndarray:
+    """Parameters [round, step, agent, ...] as vectors, in double precision."""
+    leaves = [np.asarray(x, np.float64).reshape(*x.shape[:3], -1) for x in jax.tree.leaves(params)]
+    return np.concatenate(leaves, axis=-1)
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most so many indices below `count`, evenly spaced from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def _each(f, policy, mdps, points):
+    """A function of one agent at each of the points that this agent visited, [point, agent, ...]."""
+    return jax.lax.map(lambda theta: jax.vmap(lambda mdp, x: f(policy, mdp, x))(mdps, theta), points)
+
+
+def _spectral(matrices):
+    """The spectral norm of symmetric matrices."""
+    return jnp.abs(jnp.linalg.eigvalsh(matrices)).max(axis=-1)
+
+
+def _flat(f, theta):
+    """A scalar function of parameters as one of a vector, and that vector."""
+    flat, unravel = ravel_pytree(theta)
+    return lambda x: f(unravel(x)), flat
+
+
+@jit
+def _visited(policy, mdps, points, alpha):
+    def one(policy, mdp, theta):
+        J, x = _flat(partial(exact.J, policy, mdp), theta)
+        F, _ = _flat(lambda t: exact.F(policy, mdp, t, alpha), theta)
+        value, meta = jax.value_and_grad(F)(x)
+        return J(x), jnp.linalg.norm(jax.grad(J)(x)), jax.hessian(J)(x), value, jnp.linalg.norm(meta), x
+
+    J, gradient, H, F, meta, x = _each(one, policy, mdps, points)
+    length = jnp.linalg.norm(x[1:] - x[:-1], axis=-1)
+    change = jnp.where(length > 0, _spectral(H[1:] - H[:-1]) / jnp.where(length > 0, length, 1), 0)
+    return abs(J).max(), gradient.max(), _spectral(H).max(), change.max(), abs(F).max(), meta.max()
+
+
+@jit
+def _curved(policy, mdps, points, alpha):
+    def one(policy, mdp, theta):
+        F, x = _flat(lambda t: exact.F(policy, mdp, t, alpha), theta)
+        return _spectral(jax.hessian(F)(x))
+
+    return (_each(one, policy, mdps, points).max(),)
+
+
+@jit
+def _shared(policy, mdps, points, alpha):
+    def one(theta):
+        def agent(mdp):
+            J, x = _flat(partial(exact.J, policy, mdp), theta)
+            F, _ = _flat(lambda t: exact.F(policy, mdp, t, alpha), theta)
+            return J(x), F(x), jax.grad(J)(x), jax.grad(F)(x)
+
+        J, F, dJ, dF = jax.vmap(agent)(mdps)
+        apart = jnp.sum((dJ - dJ.mean(axis=0)) ** 2, axis=1).mean()
+        return apart, jnp.linalg.norm(dF.mean(axis=0) - dJ.mean(axis=0)), abs(F.mean() - J.mean())
+
+    return tuple(x.max() for x in jax.lax.map(one, points))
+
+
+@jit
+def _squared(policy, mdps, points, alpha):
+    def one(theta):
+        mean = lambda t: jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, t, alpha))(mdps))  # noqa: E731
+        F, x = _flat(mean, theta)
+        return jnp.sum(jax.grad(F)(x) ** 2)
+
+    return jax.lax.map(one, points, batch_size=256)
