@@ -9,9 +9,11 @@ import tomli_w
 
 from perfedrl import cli
 from perfedrl.cli import console
-from perfedrl.experiments.paper import EXPERIMENTS, neural
+from perfedrl.experiments.paper import EXPERIMENTS, neural, theory
 from perfedrl.experiments.store import Run
 from perfedrl.history import Deployment, History
+from perfedrl.theory.measure import Row
+from perfedrl.theory.witness import Agreement
 
 
 def write(path, table):
@@ -136,7 +138,40 @@ def deployed_runs():
 
 
 @pytest.fixture
-def runs_of(tabular_runs, curvature_runs, deployed_runs):
-    return {"e1": tabular_runs, "e3": tabular_runs, "e6": tabular_runs, "e4": curvature_runs} | dict.fromkeys(
-        ("e5", "e7"), deployed_runs
+def theory_study():
+    """A made-up study that meets every claim of the theory: power laws with the paper's exponents, far below bounds."""
+    alphas, sizes, accuracies = 10.0 ** np.arange(-4, 1), 4.0 ** np.arange(4), np.asarray([1e-6, 1e-2])
+    law = lambda x, power, scale=1.0: theory.Curve(x, scale * x**power)  # noqa: E731
+    at, rate = np.arange(1.0, 4.0), {"crude": -3.0, "sharp": -2.5, "cheapest": -2.0}
+    moments = {name: law(sizes, -1.0) for name in ("m_in", "m_h", "m_out")}
+    measured = theory.Curve(at, np.stack(theory.SEEDS * [at]))
+    return theory.Study(
+        bias={name: law(sizes, -1.0) for name in ("nothing", "inner", "outer")}
+        | {"crude": law(sizes, -0.5, 1e3), "sharp": law(sizes, -1.0, 1e2)},
+        second_moment=moments | {f"{name}, bound": law(sizes, -1.0, 10.0) for name in moments},
+        residual={"witness": law(alphas, 1.0), "attracting": law(alphas, 1.0), "bound": law(alphas, 1.0, 10.0)},
+        drift={"way": law(at, 0.5), "apart": law(at, 0.4), "bound": law(at, 1.0, 10.0)},
+        objectives={name: theory.Curve(at, at) for name in ("uniform", "trained")},
+        small_adaptation={
+            name: law(alphas, 1.0, 10.0 if "bound" in name else 1.0)
+            for name in ("value", "gradient", "value, bound", "gradient, bound")
+        },
+        convergence=dict.fromkeys(("tau = 1", "tau = 4"), measured)
+        | {f"tau = {tau}, bound": law(at, 1.0, 10.0) for tau in (1, 4)},
+        rounds=dict.fromkeys(rate, law(accuracies, -1.5)),
+        trajectories={name: law(accuracies, power) for name, power in rate.items()},
+        local_steps=law(accuracies, -0.5),
+        realized=[Row(f"quantity {i}", "G", "Lemma 1", 10.0, 1.0) for i in range(5)],
+        witness=[Agreement("theta*", -0.5, -0.5)],
     )
+
+
+@pytest.fixture
+def runs_of(tabular_runs, curvature_runs, deployed_runs, theory_study):
+    """The evidence behind every experiment."""
+    return {
+        **dict.fromkeys(("e1", "e3", "e6"), tabular_runs),
+        "e4": curvature_runs,
+        **dict.fromkeys(("e5", "e7"), deployed_runs),
+        "theory": theory_study,
+    }

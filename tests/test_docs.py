@@ -30,11 +30,20 @@ def test_the_readme_example_runs_as_printed(tmp_path):
     assert float(personalized) > float(shared) + 0.05 > float(before) + 0.05, done.stdout
 
 
+def test_the_example_of_the_theory_page_runs_as_printed():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "theory.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "['(i) ceiling'" in done.stdout
+
+
 def test_the_map_of_the_paper_has_all_its_rows():
     table_lines = [line for line in MAP.splitlines() if line.startswith("| ") and "`test_" in line]
     assert len(ROWS) == len(table_lines) >= 30
     items = " ".join(item for item, _, _ in ROWS)
-    for item in [f"eq. ({i})" for i in range(1, 8)] + [f"Lemma {i}" for i in range(1, 5)] + ["Prop. 1", "Prop. 2"]:
+    for item in [f"eq. ({i})" for i in range(1, 8)] + [f"Lemma {i}" for i in range(1, 6)]:
+        assert item in items, f"{item} is missing from docs/paper_to_code.md"
+    for item in ("Theorem 1", "Corollary 1", "Corollary 2", "Prop. 1", "Prop. 2", "Prop. 3", "Remark 1", "Remark 2"):
         assert item in items, f"{item} is missing from docs/paper_to_code.md"
 
 
@@ -76,4 +85,4 @@ def test_commands_in_the_readme_exist():
     from perfedrl.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert set(re.findall(r"\bperfedrl (train|personalize|evaluate|reproduce|list|demo)\b", text)) <= known
+    assert set(re.findall(r"\bperfedrl (train|personalize|evaluate|theory|reproduce|list|demo)\b", text)) <= known

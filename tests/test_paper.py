@@ -14,6 +14,8 @@ from perfedrl.experiments.paper.claims import everywhere, fraction, median, near
 from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
 from perfedrl.report import static
 from perfedrl.report.figures import FIGURES, learning
+from perfedrl.theory.measure import Row
+from perfedrl.theory.witness import Agreement
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NEURAL = ("e4", "e5", "e7")
@@ -158,7 +160,7 @@ def test_the_numbers_beside_a_figure_are_those_in_it(runs_of, tmp_path):
     assert [float(x) for x in row[2:]] == pytest.approx([0.4 * 0.5 + 0.6 * 1.6, 0.568038, 1.6, 10], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["e1", "e3", "e4", "e5", "e6"])
+@pytest.mark.parametrize("name", ["e1", "e3", "e4", "e5", "e6", "theory"])
 def test_the_legend_never_covers_data(name, runs_of):
     for plot in FIGURES[name](runs_of[name]):
         figure = static.draw(plot)
@@ -181,3 +183,32 @@ def test_any_run_has_its_learning_curves(deployed_runs):
     names = [plot.name for plot in learning(deployed_runs["first-order"])]
     assert names == ["learning", "few-shot", "rollouts"]
     assert [plot.name for plot in learning(replace(deployed_runs["first-order"], deployment=None))] == ["learning"]
+
+
+def test_the_claims_of_the_theory_are_met_by_the_papers_exponents_and_by_no_bound_that_fails(theory_study):
+    experiment = EXPERIMENTS["theory"]
+    assert all(claim.met for claim in experiment.claims(theory_study))
+    assert len(experiment.claims(theory_study)) == 17
+    steep = theory_study.bias["nothing"]._replace(y=theory_study.bias["nothing"].y ** 1.1)
+    above = theory_study.drift | {"way": theory_study.drift["bound"]._replace(y=theory_study.drift["bound"].y * 1.01)}
+    worse = theory_study._replace(
+        bias=theory_study.bias | {"nothing": steep},
+        drift=above,
+        realized=[*theory_study.realized, Row("loose", "G", "Lemma 1", 1.0, 1.1)],
+        witness=[Agreement("theta*", -0.5, -0.5000001)],
+    )
+    missed = [claim.claim for claim in experiment.claims(worse) if not claim.met]
+    assert missed == [
+        "power of m_in in the bias (Prop. 1)",
+        "client drift (Lemma 4) within its bound",
+        "realized constants within their bounds",
+        "numbers of the witness that agree in all digits",
+    ]
+
+
+def test_exact_numbers_have_no_seeds_to_speak_of(theory_study):
+    plots = {plot.name: plot for plot in FIGURES["theory"](theory_study)}
+    assert static.draw(plots["theory-bias"]).axes[0].get_title() == plots["theory-bias"].title
+    assert static.draw(plots["theory-bias"]).axes[0].get_yscale() == "log"
+    assert "5 seeds" in static.draw(plots["theory-convergence"]).axes[0].get_title()
+    assert static.draw(plots["theory-realized"]).axes[0].get_xscale() == "log"

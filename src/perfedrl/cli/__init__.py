@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from perfedrl.cli import runs, studies
+from perfedrl.cli import runs, studies, theory
 from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
 from perfedrl.errors import UserError
 
@@ -19,6 +19,7 @@ app.command()(studies.demo)
 app.command()(runs.train)
 app.command()(runs.personalize)
 app.command()(runs.evaluate)
+app.command()(theory.theory)
 app.command()(studies.reproduce)
 app.command(name="list")(runs.list_)
 

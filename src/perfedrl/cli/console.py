@@ -56,6 +56,13 @@ def progress_bars() -> Iterator[Any]:
         yield update
 
 
+@contextmanager
+def measuring(what: str) -> Iterator[Any]:
+    """A line that says what is measured now, for work that trains nothing."""
+    with err.status(f"{what} ...") as status:
+        yield lambda part: status.update(f"{what}: {part} ...")
+
+
 def command_line() -> str:
     """The command that runs now, as one would type it."""
     return shlex.join(["perfedrl", *sys.argv[1:]])
@@ -65,15 +72,17 @@ def wrote(paths: Sequence[Path]) -> None:
     out.print("wrote " + ", ".join(map(str, paths)), highlight=False, soft_wrap=True)
 
 
-def as_json(rows: list[dict[str, Any]]) -> bytes:
-    """Rows as JSON; the open end of an interval, which JSON has no word for, is null."""
+def as_json(content: Any) -> bytes:
+    """Content as JSON; what JSON has no word for, such as the open end of an interval, is null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return (json.dumps([plain(row) for row in rows], indent=2, allow_nan=False) + "\n").encode()
+    return (json.dumps(plain(content), indent=2, allow_nan=False) + "\n").encode()
 
 
 def say(message: str, style: str | None = None) -> None:

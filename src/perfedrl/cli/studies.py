@@ -7,7 +7,18 @@ from typing import Annotated, Any
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import Cache, ReportFile, Restart, RunsFolder, as_json, command_line, out, training, wrote
+from perfedrl.cli.console import (
+    Cache,
+    ReportFile,
+    Restart,
+    RunsFolder,
+    as_json,
+    command_line,
+    measuring,
+    out,
+    training,
+    wrote,
+)
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments import demo as demonstration
 from perfedrl.experiments import paper
@@ -45,7 +56,9 @@ def demo(
 
 
 def reproduce(
-    experiments: Annotated[list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, or all.", metavar="EXPERIMENT...")],
+    experiments: Annotated[
+        list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, theory, or all.", metavar="EXPERIMENT...")
+    ],
     quick: Annotated[
         bool, typer.Option("--quick", help="A faithful miniature: fewer seeds, smaller curvature batches.")
     ] = False,
@@ -98,8 +111,10 @@ def findings(chosen: list[Any], seeds: int, quick: bool, trained: list[Any]) -> 
     claims, plots = [], []
     for experiment in chosen:
         done = {key: run_of[config.folder] for key, config in experiment.configs(seeds, quick).items()}
-        claims += experiment.claims(done)
-        plots += FIGURES[experiment.name](done)
+        with measuring(experiment.name) as progress:
+            evidence = experiment.measure(done, progress)
+        claims += experiment.claims(evidence)
+        plots += FIGURES[experiment.name](evidence)
     return claims, plots
 
 

@@ -1,4 +1,4 @@
-"""The figures of the paper, and of any run, as plots of saved runs."""
+"""The figures of the paper, and of any run, as plots of saved runs; those of the theory are apart."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.store import Run
 from perfedrl.history import History
+from perfedrl.report import theory_figures
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
 
 NEW_AGENT, MEAN_RETURN = "trajectories of the new agent", "expected return, mean over agents"
@@ -106,7 +107,7 @@ def rollouts(runs: Runs) -> list[Plot]:
     return [Rollouts("e7", "Episodes on an unseen goal", panels, task.box)]
 
 
-FIGURES: Mapping[str, Callable[[Runs], list[Plot]]] = MappingProxyType(
+FIGURES: Mapping[str, Callable[[Any], list[Plot]]] = MappingProxyType(
     {
         "e1": personalization,
         "e3": step_size,
@@ -114,6 +115,7 @@ FIGURES: Mapping[str, Callable[[Runs], list[Plot]]] = MappingProxyType(
         "e5": few_shot,
         "e6": learning_curves,
         "e7": rollouts,
+        "theory": theory_figures.figures,
     }
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Panel, Plot, Rollouts, Series
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Pairs, Panel, Plot, Rollouts, Series
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MOST_SEEDS = 12
@@ -15,7 +15,10 @@ MOST_SEEDS = 12
 
 def draw(plot: Plot) -> go.Figure:
     """Draw a plot."""
-    figure = draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
+    if isinstance(plot, Pairs):
+        figure = draw_pairs(plot)
+    else:
+        figure = draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
     figure.update_layout(template="plotly_white", font={"family": FONT, "size": 13}, hoverlabel={"align": "left"})
     return figure
 
@@ -40,7 +43,10 @@ def draw_lines(plot: Lines) -> go.Figure:
         figure.update_xaxes(
             tickvals=plot.axis.position(np.asarray(plot.axis.ticks)), ticktext=[f"{x:g}" for x in plot.axis.ticks]
         )
-    figure.update_yaxes(title=plot.y_label, rangemode="tozero", tickformat=".0%" if plot.percent else None)
+    if plot.y_scale == "log":
+        figure.update_yaxes(title=plot.y_label, type="log", exponentformat="power")
+    else:
+        figure.update_yaxes(title=plot.y_label, rangemode="tozero", tickformat=".0%" if plot.percent else None)
     figure.update_layout(height=440, margin={"l": 70, "r": 20, "t": 20, "b": 60}, hovermode="closest")
     figure.update_layout(legend={"orientation": "h", "y": -0.22, "x": 0, "traceorder": "normal"})
     return figure
@@ -64,7 +70,9 @@ def line(plot: Lines, series: Series) -> go.Scatter:
 def hover_text(plot: Lines, series: Series, i: int) -> str:
     values = series.values[:, i]
     lines = [f"<b>{series.label}</b>", f"{plain(plot.axis.label)}: {series.x[i]:g}"]
-    lines.append(f"{series.centre} of {len(values)} seeds: {show(plot, float(series.middle[i]))}")
+    middle = show(plot, float(series.middle[i]))
+    exact = len(values) != len(plot.seeds)
+    lines.append(f"{plain(plot.y_label)}: {middle}" if exact else f"{series.centre} of {len(values)} seeds: {middle}")
     if len(values) > 1:
         lines.append(f"standard deviation: {show(plot, float(series.deviation[i]))}")
     if 1 < len(values) <= MOST_SEEDS:
@@ -99,6 +107,29 @@ def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
         )
         for seed, values in zip(plot.seeds, series.values, strict=True)
     ]
+
+
+def draw_pairs(plot: Pairs) -> go.Figure:
+    figure = go.Figure()
+    labels = [pair.label for pair in plot.pairs]
+    for pair in plot.pairs:
+        style = {"color": faint(GREY), "width": 2}
+        x, y = [pair.realized, pair.bound], [pair.label] * 2
+        figure.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", showlegend=False)
+    for name, color in (("bound", GREY), ("realized", BLUE)):
+        figure.add_scatter(
+            x=[getattr(pair, name) for pair in plot.pairs],
+            y=labels,
+            mode="markers",
+            name=name,
+            marker={"color": color, "symbol": MARKERS[color], "size": 8},
+            hovertemplate=f"%{{y}}<br>{name}: %{{x:.3g}}<extra></extra>",
+        )
+    figure.update_xaxes(title=plot.x_label, type="log", exponentformat="power")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(height=max(320, 120 + 28 * len(labels)), margin={"l": 20, "r": 20, "t": 20, "b": 60})
+    figure.update_layout(legend={"orientation": "h", "y": -0.15, "x": 0})
+    return figure
 
 
 def draw_rollouts(plot: Rollouts) -> go.Figure:
@@ -142,7 +173,9 @@ def episodes(panel: Panel) -> list[go.Scatter]:
 
 
 def show(plot: Lines, value: float) -> str:
-    return f"{value:.1%}" if plot.percent else f"{value:.3f}"
+    if plot.percent:
+        return f"{value:.1%}"
+    return f"{value:.3g}" if plot.y_scale == "log" else f"{value:.3f}"
 
 
 def plain(label: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -67,7 +67,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Lines:
-    """Series over one x axis, all of the same seeds."""
+    """Series over one x axis, all of the same seeds; without seeds they are exact numbers."""
 
     name: str
     title: str
@@ -77,6 +77,7 @@ class Lines:
     seeds: tuple[int, ...]
     levels: tuple[Level, ...] = ()
     percent: bool = False
+    y_scale: Literal["linear", "log"] = "linear"
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,31 @@ class Rollouts:
         return 1.03 * max(self.box, *(float(np.abs(panel.paths).max()) for panel in self.panels))
 
 
-Plot = Lines | Rollouts
+class Pair(NamedTuple):
+    """A bound beside what it bounds."""
+
+    label: str
+    bound: float
+    realized: float
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Bounds beside realized values, one pair a line, on a logarithmic axis."""
+
+    name: str
+    title: str
+    x_label: str
+    pairs: tuple[Pair, ...]
+
+
+Plot = Lines | Rollouts | Pairs
 
 
 def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
     """The numbers that a plot shows, as the header and the rows of a table."""
+    if isinstance(plot, Pairs):
+        return ("quantity", "bound", "realized"), [tuple(pair) for pair in plot.pairs]
     if isinstance(plot, Rollouts):
         return ("panel", "episode", "step", "x", "y"), [
             (panel.title, e, t, float(x), float(y))

@@ -69,7 +69,7 @@ def of_reproduction(
         summary=f"{sum(c.met for c in claims)} of {len(claims)} claims met with {seeds} seeds. Every number stands "
         "beside the paper's, with its 95 % interval over seeds.",
         command=command,
-        facts={"experiments": names, **about(runs[-1])},
+        facts={"experiments": names, **(about(runs[-1]) if runs else {})},
         tables=[page.claims(claims)],
         plots=plots,
         runs=runs,

@@ -13,13 +13,15 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import PercentFormatter
 
 from perfedrl.experiments.files import write_atomically
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Panel, Plot, Rollouts, Series, rows
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Pairs, Panel, Plot, Rollouts, Series, rows
 
 MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x"}
 
 
 def draw(plot: Plot) -> Figure:
     """Draw a plot."""
+    if isinstance(plot, Pairs):
+        return draw_pairs(plot)
     return draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
 
 
@@ -31,10 +33,13 @@ def draw_lines(plot: Lines) -> Figure:
         draw_series(axes, plot, series)
     for level in plot.levels:
         axes.axhline(level.value, color=level.color, linestyle=":", label=level.label)
-    axes.set_title(f"{plot.title}: {spread(plot)}", fontsize=10)
+    axes.set_title(f"{plot.title}: {spread(plot)}" if plot.seeds else plot.title, fontsize=10)
     axes.set_xlabel(plot.axis.label)
     axes.set_ylabel(plot.y_label)
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if lowest(plot) < 0 else 0)
+    if plot.y_scale == "log":
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]) if lowest(plot) < 0 else 0)
     axes.margins(x=0.02)
     if plot.axis.ticks:
         axes.set_xticks(plot.axis.position(np.asarray(plot.axis.ticks)), [f"{x:g}" for x in plot.axis.ticks])
@@ -61,6 +66,26 @@ def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
     if plot.percent:
         low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
     axes.fill_between(x, low, high, color=series.color, alpha=0.18, linewidth=0)
+
+
+def draw_pairs(plot: Pairs) -> Figure:
+    figure = Figure(figsize=(7.2, 1.1 + 0.3 * len(plot.pairs)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    at = np.arange(len(plot.pairs))
+    bound, realized = np.asarray([(pair.bound, pair.realized) for pair in plot.pairs]).T
+    axes.hlines(at, np.minimum(bound, realized), np.maximum(bound, realized), color=GREY, alpha=0.4, linewidth=1)
+    axes.plot(bound, at, "x", color=GREY, label="bound", markersize=6)
+    axes.plot(realized, at, "o", color=BLUE, label="realized", markersize=5)
+    axes.set_xscale("log")
+    axes.set_yticks(at, [pair.label for pair in plot.pairs], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel(plot.x_label)
+    axes.set_title(plot.title, fontsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
 
 
 def draw_rollouts(plot: Rollouts) -> Figure:

@@ -7,10 +7,11 @@ from perfedrl.experiments.config import Config
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs
 from perfedrl.experiments.paper.neural import E4, E5, E7
 from perfedrl.experiments.paper.tabular import E1, E3, E6
+from perfedrl.experiments.paper.theory import THEORY
 
 SEEDS, QUICK_SEEDS = 10, 4
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in (E1, E3, E4, E5, E6, E7)})
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY)})
 
 
 def all_configs(experiments: Sequence[Experiment], seeds: int, quick: bool = False) -> list[Config]:

@@ -9,6 +9,7 @@ import numpy as np
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.stats import Interval, mean_interval, median_interval, share_interval
 from perfedrl.experiments.store import Run
+from perfedrl.types import Progress
 
 Runs = Mapping[Any, Run]
 """The runs of an experiment, by what tells them apart: (variant, alpha), say."""
@@ -29,12 +30,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment of the paper: the configs behind it, as a function of (seeds, quick), and what it claims."""
+    """An experiment of the paper: the configs behind it, as a function of (seeds, quick), and what it claims.
+
+    Claims are read off its evidence: the runs themselves, or what `measure` makes of them.
+    """
 
     name: str
     title: str
     configs: Callable[[int, bool], dict[Any, Config]]
-    claims: Callable[[Runs], list[Claim]]
+    claims: Callable[[Any], list[Claim]]
+    measure: Callable[[Runs, Progress], Any] = lambda runs, _progress: runs
 
 
 def final(run: Run) -> np.ndarray:

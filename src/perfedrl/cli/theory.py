@@ -1,0 +1,148 @@
+"""The command that plans: what the theory says of a config, before and beside running it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfedrl import compilation
+from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
+from perfedrl.errors import UserError
+from perfedrl.experiments import theory as say
+from perfedrl.experiments.config import load_config
+from perfedrl.experiments.files import check_file, write_atomically
+from perfedrl.report import theory_tables as tables
+from perfedrl.theory import Given, residual, witness
+from perfedrl.theory.measure import MEASURED, ROUNDS
+
+WITNESS = "witness"
+
+
+class BiasBound(StrEnum):
+    """Which bound on the bias the cheapest plan may rely on."""
+
+    best = "best"
+    crude = "crude"
+    sharp = "sharp"
+
+
+def theory(
+    config: Annotated[str, typer.Argument(help="A TOML file, or 'witness' for the two bandits of Prop. 2.")],
+    epsilon: Annotated[
+        float | None, typer.Option(help="Plan for a mean squared meta-gradient of at most this.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Plan with at most so many rounds.")] = None,
+    tau: Annotated[int | None, typer.Option(help="Plan with so many local steps.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Plan with this local step size.")] = None,
+    m_in: Annotated[int | None, typer.Option(help="Plan with this inner batch.")] = None,
+    m_h: Annotated[int | None, typer.Option(help="Plan with this curvature batch.")] = None,
+    m_out: Annotated[int | None, typer.Option(help="Plan with this outer batch.")] = None,
+    bias: Annotated[BiasBound, typer.Option(help="The bound on the bias that the plan relies on.")] = BiasBound.best,
+    gap: Annotated[
+        float | None, typer.Option(help="How far F can rise from its start (Delta); bounded when left out.")
+    ] = None,
+    radius: Annotated[
+        float | None, typer.Option(help="For networks: the constants hold for parameters of at most this norm.")
+    ] = None,
+    reward_bound: Annotated[float | None, typer.Option(help="The largest |reward|, where tasks do not say it.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Also run the fleet and measure what the bounds bound.")
+    ] = True,
+    json_file: JsonFile = None,
+) -> None:
+    """Say what the theory guarantees: constants, bounds, regime, plans; and what the fleet realizes.
+
+    With --epsilon it plans: Corollary 1's choice under both bounds on the bias, and the cheapest plan that the same
+    conditions allow, with what it costs. Fix what you must (--tau 1, --rounds 100000) and it chooses the rest.
+
+    Examples: perfedrl theory configs/gridworld.toml --epsilon 0.1; perfedrl theory witness
+    """
+    if json_file:
+        check_file(json_file)
+    given = Given(rounds, tau, beta, m_in, m_h, m_out)
+    if config == WITNESS:
+        if given != Given() or not (epsilon is gap is radius is reward_bound is None):
+            raise UserError("the witness is fixed: of the options only --json goes with it")
+        content = show_witness()
+    else:
+        if epsilon is None and given != Given():
+            raise UserError("--rounds, --tau, --beta and the batches are parts of a plan: give --epsilon too")
+        found = say.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
+        show(found, radius)
+        measured = show_measured(found) if measure else None
+        content = tables.as_content(found, measured)
+    if json_file:
+        write_atomically(json_file, as_json(content))
+        wrote([json_file])
+
+
+def show(found: say.Findings, radius: float | None) -> None:
+    """What is known before anything runs."""
+    p = found.problem
+    out.print(tables.constants(p.constants))
+    if radius is not None:
+        note(f"they hold while all parameters, also adapted ones, stay within a distance of {radius:g} from 0")
+    out.print(tables.bounds(found))
+    if found.silent:
+        note(f"Theorem 1 says nothing of this run: {found.silent}")
+    out.print(tables.regime(found))
+    if found.plans:
+        out.print(tables.plans(found.plans))
+        note(f"for {p.agents} agents, {p.parameters} parameters, and F at most {p.gap:.4g} above its start")
+        if found.smaller:
+            out.print(tables.smaller(found))
+    else:
+        note("for a plan, say how accurate: --epsilon 0.1")
+
+
+def show_measured(found: say.Findings) -> say.Measured | None:
+    """Run and measure, where states are finitely many."""
+    compilation.use_all_cores()
+    compilation.enable_cache()
+    with measuring("measuring") as progress:
+        measured = say.measure(found, progress)
+    if measured is None:
+        note("what the bounds bound is measured on fleets with finitely many states only")
+        return None
+    out.print(tables.realized(measured.realized))
+    rounds, seed = min(found.config.rounds, ROUNDS), found.config.seeds[0]
+    note(f"along the first {rounds} rounds of seed {seed}, measured in {min(rounds, MEASURED)} of them")
+    smoothness = next(row.realized for row in measured.realized if row.symbol == "L_F")
+    if smoothness:
+        note(f"with the realized L_F the ceiling 1 / (6 L_F) on beta would be {1 / (6 * smoothness):.3g}; no guarantee")
+    points = measured.fixed_points
+    if points:
+        out.print(tables.fixed_points(points, residual(found.problem.constants)))
+        if len(points) > tables.MOST_SHOWN:
+            note(f"the {tables.MOST_SHOWN} of {len(points)} with the largest residual; --json has all")
+    elif points is None:
+        note("fixed points of the first-order dynamics are searched where alpha > 0 and parameters are few")
+    else:
+        note("no fixed point of the first-order dynamics was found: its direction need not have a zero")
+    return measured
+
+
+def show_witness() -> dict:
+    """The witness to all digits that the paper prints, and a zero of D at every alpha that it lists."""
+    compilation.enable_cache()
+    with measuring("solving"):
+        agreed = witness.agreements()
+        zeros = {alpha: witness.continued(*witness.paper_witness(), alpha) for alpha in witness.ALPHAS}
+        turned = {alpha: witness.continued(*witness.attracting_witness(), alpha) for alpha in witness.ALPHAS}
+    out.print(tables.witness(agreed))
+    out.print(tables.zeros(zeros))
+    note(
+        "The witness's fixed points repel: small first-order steps lead away from them. With every reward r turned into"
+    )
+    note("1 - r they attract, and the limit of |grad F| / alpha is the same:")
+    out.print(tables.zeros(turned))
+    points = {"witness": zeros, "rewards 1 - r": turned}
+    return {
+        "agreements": [{**a._asdict(), "agrees": a.agrees} for a in agreed],
+        **{name: [{"alpha": a, **tables.point_content(p)} for a, p in at.items()] for name, at in points.items()},
+    }
+
+
+def note(text: str) -> None:
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
