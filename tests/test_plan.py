@@ -160,6 +160,18 @@ def test_a_budget_that_only_a_single_step_meets_is_met_by_one():
     assert plan.K <= 15028200
 
 
+def test_a_budget_near_what_drift_allows_is_met_by_whole_numbers_of_steps():
+    """Batches that allow a third of what a round may drift, or less: three steps are too few, four shorter ones do."""
+    p, epsilon, batches = fleet_problem(agents=6), 1e-3, {"m_in": 63, "m_h": 30, "m_out": 30}
+    c = p.constants
+    reach = sqrt(epsilon / 6) / (c.L_F * c.G_F)
+    limit = p.agents * epsilon / (4 * c.L_F * p.second_moment(**batches))
+    assert 0.25 * reach < limit < 0.95 / 3 * reach
+    plan = cheapest(p, epsilon, Given(K=ceil(8 * p.gap / (0.95 * reach * epsilon)), **batches))
+    assert plan.tau == 4
+    assert plan.beta == pytest.approx(reach / 4)
+
+
 def test_a_given_step_size_is_kept_with_a_budget_of_rounds_or_refused():
     p, epsilon = fleet_problem(), 1e-3
     reach = sqrt(epsilon / 6) / (p.constants.L_F * p.constants.G_F)

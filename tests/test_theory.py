@@ -275,6 +275,20 @@ def test_without_a_hidden_layer_a_network_is_a_log_linear_policy_and_its_constan
     assert (G, M, Lambda) == pytest.approx((2.0, 1.0, 4.0))
 
 
+def test_the_constants_of_a_small_network_by_hand__example_1():
+    """Two inputs of norm 1, three hidden units, two actions, on a ball of radius 1/2."""
+    r, tanh_2, tanh_3 = 0.5, 4 / (3 * np.sqrt(3)), 2.0
+    # The first layer is linear in its six weights and three biases: |(x, 1)| = sqrt(2), and three outputs.
+    spectral, first, value = np.sqrt(2), np.sqrt(3 * 2), r * np.sqrt(2)
+    second, third = tanh_2 * spectral * first, tanh_3 * spectral**2 * first
+    out = np.sqrt(value**2 + 1 + (r * spectral) ** 2)
+    out_2 = np.sqrt(2 * 2 * first**2 + (r * second) ** 2)
+    out_3 = np.sqrt(3 * 2 * second**2 + (r * third) ** 2)
+    G, M = np.sqrt(2) * out, 0.5 * out**2 + np.sqrt(2) * out_2
+    Lambda = np.sqrt(2) * out**3 + 1.5 * out * out_2 + np.sqrt(2) * out_3
+    assert pf.MLPSoftmax((2, 3, 2)).regularity_within(r, 1.0) == pytest.approx((G, M, Lambda))
+
+
 def test_policies_without_constants_say_what_they_need():
     arc = pf.arc()
     with pytest.raises(pf.UserError, match="hold on bounded sets only: give a radius"):

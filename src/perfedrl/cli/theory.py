@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,28 +27,30 @@ class BiasBound(StrEnum):
     sharp = "sharp"
 
 
+def fixed(kind: type, help: str) -> Any:
+    """An option that fixes a part of the plan."""
+    return Annotated[kind | None, typer.Option(help=help, rich_help_panel="Fixed parts of the plan")]
+
+
+def known(help: str) -> Any:
+    """An option that says what cannot be found out."""
+    return Annotated[float | None, typer.Option(help=help, rich_help_panel="What is known of the fleet")]
+
+
 def theory(
     config: Annotated[str, typer.Argument(help="A TOML file, or 'witness' for the two bandits of Prop. 2.")],
-    epsilon: Annotated[
-        float | None, typer.Option(help="Plan for a mean squared meta-gradient of at most this.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Plan with at most so many rounds.")] = None,
-    tau: Annotated[int | None, typer.Option(help="Plan with so many local steps.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Plan with this local step size.")] = None,
-    m_in: Annotated[int | None, typer.Option(help="Plan with this inner batch.")] = None,
-    m_h: Annotated[int | None, typer.Option(help="Plan with this curvature batch.")] = None,
-    m_out: Annotated[int | None, typer.Option(help="Plan with this outer batch.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Plan for a mean squared meta-gradient of this.")] = None,
+    rounds: fixed(int, "At most so many rounds.") = None,
+    tau: fixed(int, "Local steps.") = None,
+    beta: fixed(float, "The local step size.") = None,
+    m_in: fixed(int, "The inner batch.") = None,
+    m_h: fixed(int, "The curvature batch.") = None,
+    m_out: fixed(int, "The outer batch.") = None,
     bias: Annotated[BiasBound, typer.Option(help="The bound on the bias that the plan relies on.")] = BiasBound.best,
-    gap: Annotated[
-        float | None, typer.Option(help="How far F can rise from its start (Delta); bounded when left out.")
-    ] = None,
-    radius: Annotated[
-        float | None, typer.Option(help="For networks: the constants hold for parameters of at most this norm.")
-    ] = None,
-    reward_bound: Annotated[float | None, typer.Option(help="The largest |reward|, where tasks do not say it.")] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Also run the fleet and measure what the bounds bound.")
-    ] = True,
+    gap: known("How far F can rise from its start (Delta); bounded when left out.") = None,
+    radius: known("For networks: the constants hold for parameters of at most this norm.") = None,
+    reward_bound: known("The largest |reward|, where tasks do not say it.") = None,
+    measure: Annotated[bool, typer.Option(help="Also run the fleet and measure what the bounds bound.")] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Say what the theory guarantees: constants, bounds, regime, plans; and what the fleet realizes.

@@ -68,12 +68,11 @@ def listed(
     at = small_listing(mdp, theta)
     counts, coefficients = batches(len(at.states), sizes.m_in)
     target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
-    mean, square, variance = exact.float64(_listed)(
-        policy, at, theta, alpha, counts, coefficients, target, *sizes, variant == "exact"
-    )
+    mean, square, variance = _listed(policy, at, theta, alpha, counts, coefficients, target, *sizes, variant == "exact")
     return Moments(float(np.linalg.norm(mean - target)), float(square), float(variance), listed=True)
 
 
+@exact.float64
 @partial(jit, static_argnums=(10,))
 def _listed(policy, at, theta, alpha, counts, coefficients, target, m_in, m_h, m_out, curvature):
     here = per_trajectory(policy, at, theta)
@@ -140,10 +139,11 @@ def sampled(
     The bias needs inner batches only, since the rest factors out; from each the part that is linear in the inner
     gradient's error, whose mean is zero, is taken off (Prop. 1), so that what is averaged is of the bias's own order.
     """
-    bias, square, variance = exact.float64(_sampled)(policy, mdp, theta, alpha, seed, sizes, variant, replicates)
+    bias, square, variance = _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates)
     return Moments(float(bias), float(square), float(variance), listed=False)
 
 
+@exact.float64
 @partial(jit, static_argnums=(5, 6, 7))
 def _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates):
     agent = Sampled(policy)(mdp)
@@ -190,9 +190,10 @@ def shared_mean(
     """
     at = small_listing(mdp, theta)
     counts, coefficients = batches(len(at.states), m)
-    return exact.float64(_shared)(policy, at, theta, alpha, counts, coefficients, m, shared)
+    return _shared(policy, at, theta, alpha, counts, coefficients, m, shared)
 
 
+@exact.float64
 @partial(jit, static_argnums=(7,))
 def _shared(policy, at, theta, alpha, counts, coefficients, m, shared) -> Float[Array, " d"]:
     here = per_trajectory(policy, at, theta)

@@ -33,7 +33,7 @@ STARTS, SPREAD, MOST_STEPS = 8, 2.0, 100
 LINE, STEPS = 40.0, 4001
 """Of a policy with a single parameter the whole line up to here is searched for changes of sign."""
 
-SHRINK, SMALLEST, LEAP = 0.8, 1e-4, 0.1
+SHRINK, SMALLEST, LEAP = 0.6, 1e-4, 0.1
 """The limit alpha -> 0 is followed in steps of this factor, down to this share of alpha; where an action's probability
 changes by more than LEAP in one step, that is another point."""
 
@@ -182,7 +182,7 @@ class Dynamics:
         return Limit(x, float(np.linalg.norm(shares.sum(axis=0))), v, H, shares)
 
     def _call(self, f, x: np.ndarray, alpha: float):
-        return exact.float64(f)(self.policy, self.mdps, self.shape, np.asarray(x, np.float64), float(alpha))
+        return f(self.policy, self.mdps, self.shape, np.asarray(x, np.float64), float(alpha))
 
 
 def _mean_direction(policy, mdps, theta, alpha):
@@ -192,21 +192,23 @@ def _mean_direction(policy, mdps, theta, alpha):
     return jax.tree.map(lambda g: jnp.mean(g, axis=0), jax.vmap(agent)(mdps))
 
 
-@jit
-def _direction(policy, mdps, shape, x, alpha):
+def _flat_direction(policy, mdps, shape, x, alpha):
     unravel = ravel_pytree(shape)[1]
     return ravel_pytree(_mean_direction(policy, mdps, unravel(x), alpha))[0]
 
 
-_along = jit(jax.vmap(_direction, in_axes=(None, None, None, 0, None)))
-_jacobian = jit(jax.jacobian(_direction, argnums=3))
+_direction = exact.float64(jit(_flat_direction))
+_along = exact.float64(jit(jax.vmap(_flat_direction, in_axes=(None, None, None, 0, None))))
+_jacobian = exact.float64(jit(jax.jacobian(_flat_direction, argnums=3)))
 
 
+@exact.float64
 @jit
 def _probabilities(policy, mdps, shape, x, alpha):  # noqa: ARG001
     return policy.probabilities(ravel_pytree(shape)[1](x))
 
 
+@exact.float64
 @jit
 def _adapted(policy, mdps, shape, x, alpha):
     unravel = ravel_pytree(shape)[1]

@@ -73,9 +73,9 @@ def regularity_rows(problem: Problem, fleet: Fleet, policy: Any, run: Trace, mea
     visited = jax.tree.map(lambda x: x[measured].reshape(-1, *x.shape[2:]), run.params)
     curved = jax.tree.map(lambda x: x[evenly(run.rounds, CURVED), -1], run.params)
     server = jax.tree.map(lambda x: x[measured], run.server)
-    J, gradient, hessian, change, F, meta = exact.float64(_visited)(policy, fleet.train, visited, c.alpha)
-    (meta_hessian,) = exact.float64(_curved)(policy, fleet.train, curved, c.alpha)
-    apart, gradient_gap, value_gap = exact.float64(_shared)(policy, fleet.train, server, c.alpha)
+    J, gradient, hessian, change, F, meta = _visited(policy, fleet.train, visited, c.alpha)
+    (meta_hessian,) = _curved(policy, fleet.train, curved, c.alpha)
+    apart, gradient_gap, value_gap = _shared(policy, fleet.train, server, c.alpha)
     shown = [
         ("return |J_i|", "R̄", "Lemma 1(i)", c.R_bar, max(J, F)),
         ("gradient |∇J_i|", "G_J", "Lemma 1(ii)", c.G_J, gradient),
@@ -139,7 +139,7 @@ def drifts(run: Trace) -> tuple[np.ndarray, np.ndarray]:
 def squared_meta_gradients(fleet: Fleet, policy: Any, run: Trace, alpha: float) -> np.ndarray:
     """|grad F|^2 at the virtual averages that Theorem 1 sums over, [round, local step t = 0 .. tau - 1]."""
     points = jax.tree.map(lambda x: x[:, :-1].reshape(-1, *x.shape[2:]), run.mean)
-    return exact.float64(_squared)(policy, fleet.train, points, alpha).reshape(run.rounds, -1)
+    return _squared(policy, fleet.train, points, alpha).reshape(run.rounds, -1)
 
 
 def flattened(params: Params) -> np.ndarray:
@@ -169,6 +169,7 @@ def _flat(f, theta):
     return lambda x: f(unravel(x)), flat
 
 
+@exact.float64
 @jit
 def _visited(policy, mdps, points, alpha):
     def one(policy, mdp, theta):
@@ -183,6 +184,7 @@ def _visited(policy, mdps, points, alpha):
     return abs(J).max(), gradient.max(), _spectral(H).max(), change.max(), abs(F).max(), meta.max()
 
 
+@exact.float64
 @jit
 def _curved(policy, mdps, points, alpha):
     def one(policy, mdp, theta):
@@ -192,6 +194,7 @@ def _curved(policy, mdps, points, alpha):
     return (_each(one, policy, mdps, points).max(),)
 
 
+@exact.float64
 @jit
 def _shared(policy, mdps, points, alpha):
     def one(theta):
@@ -207,6 +210,7 @@ def _shared(policy, mdps, points, alpha):
     return tuple(x.max() for x in jax.lax.map(one, points))
 
 
+@exact.float64
 @jit
 def _squared(policy, mdps, points, alpha):
     def one(theta):
