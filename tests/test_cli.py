@@ -124,9 +124,11 @@ def test_ctrl_c_keeps_the_last_evaluation_and_says_how_to_go_on(tmp_path):
     config = write(tmp_path / "long.toml", changed(rounds=rounds, evaluate_every=50))
     command = [sys.executable, "-m", "perfedrl", "train", str(config), "--no-compile-cache"]
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs ignore it
-    pipes = {"stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, preexec_fn=heed, **pipes)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # where it is ignored, a child would ignore it too
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     partial = tmp_path / "runs" / f"tiny-{make_config(changed(rounds=rounds, evaluate_every=50)).digest}.partial"
     deadline = time.monotonic() + 60
     while not (partial / "checkpoint.safetensors").exists():

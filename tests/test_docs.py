@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
 MAP = (ROOT / "docs" / "paper_to_code.md").read_text()
 ROWS = re.findall(r"^\| (?!paper|lines|---)(.+?) \| `(perfedrl\.[\w.]+)` \| `(test_\w+)` \|$", MAP, re.MULTILINE)
+THEORY_PAGE = (ROOT / "docs" / "theory.md").read_text()
+THEORY_COMMANDS = re.findall(r"^perfedrl (theory configs/[^#\n]*?)(?: --json \S+)? *#", THEORY_PAGE, re.MULTILINE)
 TESTS = {
     node.name
     for path in (ROOT / "tests").glob("test_*.py")
@@ -31,10 +33,18 @@ def test_the_readme_example_runs_as_printed(tmp_path):
 
 
 def test_the_example_of_the_theory_page_runs_as_printed():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "theory.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", THEORY_PAGE, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "['(i) ceiling'" in done.stdout
+
+
+@pytest.mark.parametrize("line", THEORY_COMMANDS)
+def test_commands_of_the_theory_page_are_as_the_program_takes_them(line, run, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, out, err = run(*line.split(), "--no-measure")
+    assert (code, err) == (0, "")
+    assert "constants" in out
 
 
 def test_the_map_of_the_paper_has_all_its_rows():

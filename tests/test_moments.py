@@ -96,10 +96,9 @@ def test_the_mean_factors__proof_of_lemma_3(problem, alpha):
     mdp, theta, _ = problem
     policy, at = exact.softmax_of(mdp), listing(mdp)
     with jax.enable_x64(True):
-        q, g, _ = map(np.asarray, per_trajectory(policy, at, theta))
-    inner = sum(
-        p * exact.gradient(mdp, theta + alpha * x.reshape(theta.shape)).ravel() for p, x in zip(q, g, strict=True)
-    )
+        q, g, _ = map(np.asarray, jax.jit(per_trajectory)(policy, at, theta))
+        gradients = jax.vmap(jax.grad(lambda x: exact.J(policy, mdp, x)))(theta + alpha * g.reshape(-1, *theta.shape))
+        inner = q @ np.asarray(gradients).reshape(len(q), -1)
     jacobian = np.eye(theta.size) + alpha * exact.hessian(mdp, theta).reshape(theta.size, -1)
     np.testing.assert_allclose(shared_mean(mdp, policy, theta, alpha, 1, "nothing"), jacobian @ inner, **close)
 
