@@ -5,6 +5,7 @@ import pytest
 from enumeration import fleets
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 import perfedrl as pf
 from perfedrl import exact, theory
@@ -85,6 +86,19 @@ def test_the_papers_witness_repels_and_one_with_rewards_turned_attracts():
     run = pf.simulate(fleet, policy, algorithm, rounds=600, seeds=[0], every=600, noiseless=True)
     assert run.params[0] == pytest.approx(point.theta, abs=1e-6)
     assert abs(exact.meta_gradient(fleet, run.params[0], 0.25, policy).item()) == pytest.approx(0.0290392, abs=1e-6)
+
+
+def test_a_stationary_mean_certifies_no_agent__remark_2():
+    """News: where grad F, the mean, is zero, each agent's adapted policy can be far from stationary."""
+    fleet, policy = paper_witness()
+    alpha = 1 / (2 * theory.constants(fleet, policy).L_J)
+    slope = lambda x: exact.meta_gradient(fleet, np.asarray([x]), alpha, policy).item()  # noqa: E731
+    theta = np.asarray([brentq(slope, -1.0, 0.0)])
+    adapted = [
+        exact.gradient(m, theta + alpha * exact.gradient(m, theta, policy), policy) for m in unstack(fleet.train)
+    ]
+    assert abs(slope(theta.item())) < 1e-9
+    assert np.abs(adapted).min() > 0.4
 
 
 def test_residuals_vanish_for_one_agent_and_for_equal_ones__prop_2():

@@ -55,6 +55,8 @@ def test_a_plan_and_measurements_on_the_terminal_and_as_json(run, config, tmp_pa
     assert all(row["realized"] <= row["bound"] for row in said["realized"])
     assert said["fixed_points"] == []
     assert said["regime"]["name"] == "moderate (R2)"
+    assert said["squared_meta_gradient_at_the_start"] == pytest.approx(0.01904, abs=1e-5)
+    assert "|grad F|^2 is 0.01904 at the start" in out
 
 
 def test_without_an_accuracy_there_is_no_plan_and_nothing_need_run(run, config):

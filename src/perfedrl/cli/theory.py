@@ -92,6 +92,8 @@ def show(found: say.Findings, radius: float | None) -> None:
     if found.plans:
         out.print(tables.plans(found.plans))
         note(f"for {p.agents} agents, {p.parameters} parameters, and F at most {p.gap:.4g} above its start")
+        if found.first_square is not None:
+            note(f"|grad F|^2 is {found.first_square:.4g} at the start: an accuracy above that asks for nothing")
         if found.smaller:
             out.print(tables.smaller(found))
     else:

@@ -4,14 +4,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from perfedrl import theory
+import numpy as np
+
+from perfedrl import exact, theory
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.theory import Bound, Given, Plan, Problem, Regime
 from perfedrl.theory.floor import FixedPoint, fixed_points
 from perfedrl.theory.measure import ROUNDS, Row, realized
 from perfedrl.theory.plan import Bias
-from perfedrl.theory.setting import Settings, guarantee, is_tabular, problem, settings
+from perfedrl.theory.setting import Settings, first_parameters, guarantee, is_tabular, problem, settings
 from perfedrl.types import Progress
 
 MOST_PARAMETERS = 300
@@ -32,6 +34,8 @@ class Findings:
     plans: dict[str, Plan]
     smaller: dict[str, Plan]
     """The cheapest plan at smaller adaptation step sizes."""
+    first_square: float | None
+    """|grad F|^2 at the start, where states are finitely many: an accuracy above it asks for nothing."""
 
 
 def of_config(
@@ -75,7 +79,11 @@ def _of_config(config: Config, epsilon: float | None, given: Given, bias: Bias, 
                 smaller[name] = theory.cheapest(make(alpha=alpha), epsilon, kept, bias)
             except UserError:
                 continue  # the first-order variant has a plan at small step sizes only
-    return Findings(config, p, said, regime, bound, silent, plans, smaller)
+    first = None
+    if is_tabular(parts.fleet, parts.policy):
+        theta = first_parameters(parts.policy, known["start"])
+        first = float(np.sum(exact.meta_gradient(parts.fleet, theta, said.alpha, parts.policy) ** 2))
+    return Findings(config, p, said, regime, bound, silent, plans, smaller, first)
 
 
 def smaller_steps(regime: Regime) -> dict[str, float]:

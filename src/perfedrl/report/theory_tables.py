@@ -59,7 +59,7 @@ def bound_rows(found: Findings) -> list[tuple[str, float, str]]:
     exact = s.variant == "exact"
     rows = [
         ("bias of the estimate, crude", p.bias(s.m_in, "crude"), "Lemma 3(ii)" if exact else "Corollary 2"),
-        ("bias of the estimate, sharp", p.bias(s.m_in, "sharp"), "Prop. 1"),
+        ("bias of the estimate, sharp", p.bias(s.m_in, "sharp"), "Prop. 1" if exact else "Prop. 1's argument"),
         (
             "mean squared error of the estimate",
             p.second_moment(s.m_in, s.m_h, s.m_out),
@@ -84,8 +84,8 @@ def regime(found: Findings) -> Table:
     r = found.regime
     table = Table("alpha", right("value"), "what ends there", title=f"regime of alpha = {short(r.alpha)}: {r.name}")
     if r.vanishing:
-        table.add_row("vanishing (R1)", short(r.vanishing), "F within the accuracy of f; first-order admissible")
-    table.add_row("1 / (2 L_J) (R2)", short(r.moderate), "moderate: every agent certified (Remark 2)")
+        table.add_row("vanishing (R1)", short(r.vanishing), "grad F near grad f; first-order admissible")
+    table.add_row("1 / (2 L_J) (R2)", short(r.moderate), "moderate: Remark 2 with a factor of 2")
     table.add_row("alpha-dagger", short(r.dagger), "above it the third-order term of L_F exceeds L_J")
     table.caption = r.meaning
     return table
@@ -177,6 +177,7 @@ def as_content(found: Findings, measured: Measured | None) -> dict[str, Any]:
         "constants": {name: getattr(c, name) for name in MEANINGS},
         "problem": {"agents": found.problem.agents, "parameters": found.problem.parameters, "gap": found.problem.gap},
         "settings": found.settings._asdict(),
+        "squared_meta_gradient_at_the_start": found.first_square,
         "bounds": [{"bound": what, "value": value, "from": where} for what, value, where in bound_rows(found)],
         "theorem_1": None if found.bound is None else {**asdict(found.bound), "total": found.bound.total},
         "theorem_1_silent": found.silent or None,

@@ -32,13 +32,12 @@ def sharp_bias(c: Constants, m_in: float, variant: Variant = "exact", variance: 
 
 @dataclass(frozen=True)
 class Moment:
-    """sigma-hat^2 = scale (fixed + in / m_in + h / m_h + out / m_out), batch by batch.
+    """sigma-hat^2 = fixed + in / m_in + h / m_h + out / m_out, batch by batch.
 
     Lemma 3(iii) for the exact estimate, Corollary 2 for the first-order one, which has a fixed part instead of a
     curvature batch.
     """
 
-    scale: float
     fixed: float
     m_in: float
     m_h: float
@@ -46,15 +45,15 @@ class Moment:
 
     def __call__(self, m_in: float, m_h: float, m_out: float) -> float:
         parts = _over(self.m_in, m_in), _over(self.m_h, m_h), _over(self.m_out, m_out)
-        return self.scale * (self.fixed + sum(parts))
+        return self.fixed + sum(parts)
 
 
 def moment(c: Constants, variant: Variant = "exact") -> Moment:
     """The bound on the estimate's mean squared error, as a function of the batch sizes."""
-    a, b = (c.alpha * c.L_J) ** 2, c.stretch**2
+    a, b, scale = (c.alpha * c.L_J) ** 2, c.stretch**2, 3 * c.G_J**2
     if variant == "exact":
-        return Moment(3 * c.G_J**2, 0.0, m_in=a * b, m_h=a, m_out=b)
-    return Moment(3 * c.G_J**2, a, m_in=a, m_h=0.0, m_out=1.0)
+        return Moment(0.0, m_in=scale * a * b, m_h=scale * a, m_out=scale * b)
+    return Moment(scale * a, m_in=scale * a, m_h=0.0, m_out=scale)
 
 
 def second_moment(c: Constants, m_in: float, m_h: float, m_out: float, variant: Variant = "exact") -> float:

@@ -105,7 +105,7 @@ def estimator_rows(problem: Problem, said: Any, at: list[Moments]) -> list[Row]:
         sharp = bounds.sharp_bias(c, said.m_in, said.variant, variance)
         rows += [
             Row(f"bias{how}", "b̂", names[0], problem.bias(said.m_in, "crude"), bias),
-            Row(f"bias, sharp bound{how}", "b̂*", "Prop. 1", sharp, bias),
+            Row(f"bias, sharp bound{how}", "b̂*", "Prop. 1, own var.", sharp, bias),
         ]
     return [*rows, Row(f"mean squared error{how}", "σ̂²", names[1], second_bound, second)]
 

@@ -134,14 +134,15 @@ class Plan:
         return 2 * BYTES * self.problem.parameters * self.K
 
 
-def corollary_1(problem: Problem, epsilon: float, bias: Bias = "crude", m_h: int = 1, m_out: int = 1) -> Plan:
+def corollary_1(problem: Problem, epsilon: float, bias: Bias = "crude") -> Plan:
     """The paper's own choice: tau = ceil(epsilon^-1/2), beta as large as the drift allows, and m_in from the bias.
 
+    The other batches, which the paper keeps constant, are one trajectory each.
     Where the noise or the ceiling allows less, beta is lowered to what they allow (proof of Corollary 1, step 4).
     """
     epsilon = accuracy(epsilon)
     m_in = inner_batch(problem, epsilon, bias)
-    m_h = m_h if bounds.moment(problem.constants, problem.variant).m_h else 0
+    m_h, m_out = (1 if bounds.moment(problem.constants, problem.variant).m_h else 0), 1
     tau = ceil(epsilon**-0.5)
     noise = problem.second_moment(m_in, m_h, m_out)
     drift = reach(problem, epsilon) / tau if tau > 1 else inf

@@ -15,12 +15,12 @@ class Regime:
     name: str
     meaning: str
     moderate: float
-    """1 / (2 L_J): up to here the adaptation's Jacobian is well conditioned and Remark 2 certifies every agent (R2)."""
+    """1 / (2 L_J): up to here the adaptation's Jacobian is well conditioned; Remark 2's factor is at most 2 (R2)."""
     dagger: float
     """alpha-dagger = L_J / (rho_J G_J): above it the third-order term of L_F exceeds L_J."""
     vanishing: float
-    """sqrt(epsilon) / (3 sqrt(2) L_J G_J): below it the first-order variant is admissible, and F is within the
-    accuracy of f (Corollary 2, R1); 0 when no accuracy is asked for."""
+    """sqrt(epsilon) / (3 sqrt(2) L_J G_J): below it the first-order variant is admissible, and grad F is within
+    sqrt(epsilon) / 2 of grad f (Corollary 2, R1); 0 when no accuracy is asked for."""
 
 
 def regime(c: Constants, epsilon: float | None = None) -> Regime:
@@ -30,9 +30,15 @@ def regime(c: Constants, epsilon: float | None = None) -> Regime:
     if c.alpha == 0:
         name, meaning = "none", "F is f: federated policy gradient without personalization"
     elif c.alpha <= vanishing:
-        name, meaning = "vanishing (R1)", "F is within the accuracy of f; the first-order variant is admissible"
+        name, meaning = (
+            "vanishing (R1)",
+            "grad F is within sqrt(epsilon) / 2 of grad f, and first-order is admissible",
+        )
     elif c.alpha <= moderate:
-        name, meaning = "moderate (R2)", "recommended: a small meta-gradient certifies every agent's adapted policy"
+        name, meaning = (
+            "moderate (R2)",
+            "recommended: an agent whose own grad F_i is small is nearly stationary once adapted",
+        )
     else:
-        name, meaning = "above moderate", "no single agent is certified, and all constants grow with alpha"
+        name, meaning = "above moderate", "all constants grow with alpha, and from 1 / L_J on Remark 2 is silent"
     return Regime(c.alpha, name, meaning, moderate, dagger, vanishing)

@@ -122,10 +122,8 @@ class Search:
         found = minimize_scalar(
             lambda x: self.cost(exp(x)), bounds=(log(low), log(high)), method="bounded", options={"xatol": 1e-10}
         )
-        smallest_batches = noise_limit(
-            self.problem, self.epsilon, self.moment.scale * self._noise(self.lower | self.fixed)
-        )
-        few = (rounds(self.problem, self.epsilon, k * (tau or 1)) for k in range(1, FEW_ROUNDS))
+        smallest_batches = noise_limit(self.problem, self.epsilon, self._noise(self.lower | self.fixed))
+        few = (rounds(self.problem, self.epsilon, k * (tau or 1)) for k in range(1, FEW_ROUNDS + 1))
         for beta in (high, exp(found.x), smallest_batches, low, *few):
             if low <= beta <= high and self.cost(beta) < inf:
                 yield beta
@@ -140,7 +138,7 @@ class Search:
 
         Empty where no batches are large enough.
         """
-        budget = noise_limit(self.problem, self.epsilon, self.moment.scale) / beta - self.noise
+        budget = noise_limit(self.problem, self.epsilon, 1.0) / beta - self.noise
         sizes: dict[str, float] = dict(self.fixed)
         free = [name for name in BATCHES if name not in sizes]
         while free:
@@ -149,16 +147,19 @@ class Search:
             roots = sum(sqrt(self.weights[x]) for x in free)
             ideal = {x: sqrt(self.weights[x]) * roots / budget for x in free}
             small = [x for x in free if ideal[x] <= self.lower[x]]
-            sizes |= ideal if not small else {x: self.lower[x] for x in small}
+            if not small:
+                sizes |= ideal
+                break
+            sizes |= {x: self.lower[x] for x in small}
             budget -= sum(self.weights[x] / self.lower[x] for x in small)
-            free = [x for x in free if x not in small] if small else []
+            free = [x for x in free if x not in small]
         return {name: sizes[name] for name in BATCHES}
 
     def whole_batches(self, beta: float) -> dict[str, int]:
         """The same in whole numbers: of the ways to round, the smallest that condition (iv) still allows."""
         sizes = self.batches(beta)
-        up = {x: self.fixed[x] if x in self.fixed else ceil(sizes[x] * (1 - ROUNDING)) for x in BATCHES}
-        down = {x: self.fixed[x] if x in self.fixed else max(up[x] - 1, self.lower[x]) for x in BATCHES}
+        up = {x: ceil(sizes[x] * (1 - ROUNDING)) for x in BATCHES} | self.fixed
+        down = {x: max(up[x] - 1, self.lower[x]) for x in BATCHES} | self.fixed
         most = noise_limit(self.problem, self.epsilon, 1.0) / beta * (1 + ROUNDING)
         ways = (dict(zip(BATCHES, way, strict=True)) for way in product(*zip(down.values(), up.values(), strict=True)))
         return min((way for way in ways if self.moment(**way) <= most), key=lambda way: sum(way.values()), default=up)
@@ -193,7 +194,7 @@ class Search:
         if tau and tau > 1:
             limits["(ii) drift"] = self.reach / tau
         if self.noise:
-            limit = noise_limit(p, self.epsilon, self.moment.scale * self.noise)
+            limit = noise_limit(p, self.epsilon, self.noise)
             # Batches that are free need room beside those that are not.
             limits["(iv) variance"] = limit * (1 if len(self.fixed) == len(BATCHES) else 1 - 1e-6)
         return limits
