@@ -49,6 +49,11 @@ def F(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Flo
     return J(policy, mdp, adapted(policy, mdp, theta, alpha))
 
 
+def adapted_gradient(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Params:
+    """Grad J_i(theta_i^+), what the exact first-order dynamics follows."""
+    return jax.grad(partial(J, policy, mdp))(adapted(policy, mdp, theta, alpha))
+
+
 class ExactObjective(eqx.Module):
     """One agent without sampling noise, the m -> infinity limit: what an algorithm sees instead of a sampler.
 
@@ -205,10 +210,6 @@ def _mean(f):
     )
 
 
-def _adapted_gradient(policy, mdp, theta, alpha):
-    return jax.grad(partial(J, policy, mdp))(adapted(policy, mdp, theta, alpha))
-
-
 def _before_and_after(policy, mdps, theta, alpha):
     both = lambda mdp: jnp.stack([J(policy, mdp, theta), F(policy, mdp, theta, alpha)])  # noqa: E731
     return jax.vmap(both, out_axes=1)(mdps)
@@ -229,7 +230,7 @@ _hess_J = jit(jax.hessian(J, argnums=2))
 _F = jit(_mean(F))
 _grad_F = jit(jax.grad(_mean(F), argnums=2))
 _hess_F = jit(jax.hessian(_mean(F), argnums=2))
-_D = jit(_mean(_adapted_gradient))
+_D = jit(_mean(adapted_gradient))
 _returns = jit(_before_and_after)
 _many_returns = jit(jax.vmap(_before_and_after, in_axes=(None, None, 0, None)))
 _optimum = jit(_optimal)

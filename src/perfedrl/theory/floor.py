@@ -185,16 +185,10 @@ class Dynamics:
         return f(self.policy, self.mdps, self.shape, np.asarray(x, np.float64), float(alpha))
 
 
-def _mean_direction(policy, mdps, theta, alpha):
-    def agent(mdp):
-        return jax.grad(lambda t: exact.J(policy, mdp, t))(exact.adapted(policy, mdp, theta, alpha))
-
-    return jax.tree.map(lambda g: jnp.mean(g, axis=0), jax.vmap(agent)(mdps))
-
-
 def _flat_direction(policy, mdps, shape, x, alpha):
-    unravel = ravel_pytree(shape)[1]
-    return ravel_pytree(_mean_direction(policy, mdps, unravel(x), alpha))[0]
+    theta = ravel_pytree(shape)[1](x)
+    each = jax.vmap(lambda mdp: exact.adapted_gradient(policy, mdp, theta, alpha))(mdps)
+    return ravel_pytree(jax.tree.map(lambda g: jnp.mean(g, axis=0), each))[0]
 
 
 _direction = exact.float64(jit(_flat_direction))
