@@ -91,7 +91,7 @@ def reproduce(
         with training(restart) as progress:
             trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
     claims, plots = findings(chosen, count, quick, trained)
-    out.print(tables.claims(claims, count))
+    out.print(tables.claims(claims, count if trained else None))
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
         write_atomically(json_file, as_json([asdict(claim) for claim in claims]))

@@ -44,7 +44,10 @@ def draw_lines(plot: Lines) -> go.Figure:
             tickvals=plot.axis.position(np.asarray(plot.axis.ticks)), ticktext=[f"{x:g}" for x in plot.axis.ticks]
         )
     if plot.y_scale == "log":
-        figure.update_yaxes(title=plot.y_label, type="log", exponentformat="power")
+        values = np.concatenate([np.ravel(series.values) for series in plot.series])
+        decades = np.ptp(np.log10(values[values > 0]))
+        every = max(1, round(decades / 8))  # left to itself the library labels 2 and 5 between them
+        figure.update_yaxes(title=plot.y_label, type="log", exponentformat="power", dtick=every)
     else:
         figure.update_yaxes(title=plot.y_label, rangemode="tozero", tickformat=".0%" if plot.percent else None)
     figure.update_layout(height=440, margin={"l": 70, "r": 20, "t": 20, "b": 60}, hovermode="closest")

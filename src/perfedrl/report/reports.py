@@ -66,8 +66,8 @@ def of_reproduction(
     names = "; ".join(f"{e.name}: {e.title}" for e in experiments)
     return page.Report(
         title="The paper's experiments, reproduced",
-        summary=f"{sum(c.met for c in claims)} of {len(claims)} claims met with {seeds} seeds. Every number stands "
-        "beside the paper's, with its 95 % interval over seeds.",
+        summary=f"{sum(c.met for c in claims)} of {len(claims)} claims met. Every number stands beside the paper's"
+        + (f", those of runs with their 95 % interval over {seeds} seeds." if runs else "."),
         command=command,
         facts={"experiments": names, **(about(runs[-1]) if runs else {})},
         tables=[page.claims(claims)],

@@ -107,10 +107,10 @@ def demo_cells(row: Row) -> tuple[str, ...]:
     return str(row.trajectories) if row.trajectories else "none", *shown
 
 
-def claims(checked: Sequence[Claim], seeds: int) -> Table:
-    """The paper's numbers beside ours."""
+def claims(checked: Sequence[Claim], seeds: int | None) -> Table:
+    """The paper's numbers beside ours, and how many seeds were trained, if any."""
     caption = f"{sum(claim.met for claim in checked)} of {len(checked)} claims met"
-    table = Table(*CLAIMS_HEADER, title=f"{seeds} seeds", caption=caption)
+    table = Table(*CLAIMS_HEADER, title=f"{seeds} seeds" if seeds else None, caption=caption)
     for claim in checked:
         *cells, met = claim_cells(claim)
         table.add_row(*cells, met if claim.met else f"[red]{met}[/]")
