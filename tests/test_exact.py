@@ -7,6 +7,7 @@ from enumeration import (
     enumerate_trajectories,
     enumerated_meta_objective,
     enumerated_return,
+    fleets,
     problems,
     random_mdp,
     value_gradient_hessian,
@@ -83,6 +84,18 @@ def test_meta_gradient_is_curvature_times_adapted_gradient__eq_6():
         H = exact.hessian(mdp, theta).reshape(6, 6)
         chained.append(((np.eye(6) + alpha * H) @ v.ravel()).reshape(3, 2))
     np.testing.assert_allclose(exact.meta_gradient(mdps, theta, alpha), np.mean(chained, axis=0), **close)
+
+
+@settings(max_examples=10)
+@given(fleets(), st.sampled_from((0.05, 0.7, 2.0)))
+def test_meta_gradient_is_curvature_times_adapted_gradient_on_any_fleet__eq_6(problem, alpha):
+    mdps, theta, policy, _ = problem
+    d, chained = theta.size, []
+    for mdp in mdps:
+        v = exact.gradient(mdp, theta + alpha * exact.gradient(mdp, theta, policy), policy).ravel()
+        chained.append(v + alpha * exact.hessian(mdp, theta, policy).reshape(d, d) @ v)
+    meta = exact.meta_gradient(mdps, theta, alpha, policy).ravel()
+    np.testing.assert_allclose(meta, np.mean(chained, axis=0), rtol=0, atol=1e-10)
 
 
 def test_gridworld_values_of_the_protocol():

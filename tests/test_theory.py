@@ -105,19 +105,19 @@ def test_constants_that_no_fleet_has_are_refused(change, says):
         Constants(**{"R_max": 1.0, "gamma": 0.5, "H": 1, "G": 1.0, "M": 1.0, "Lambda": 1.0, **change})
 
 
-@given(problems())
+@given(fleets())
 def test_trajectories_obey_the_uniform_bounds__lemma_1(problem):
-    mdp, theta, rng = problem
-    policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
+    (mdp, *_), theta, policy, rng = problem
+    t = enumerate_trajectories(mdp)
     c = constants(mdp, policy)
     with jax.enable_x64(True):
         g = np.asarray(per_trajectory_gradients(policy, theta, batch(t), mdp.discount)).reshape(len(t.states), -1)
         u = np.asarray(per_trajectory_matrices(policy, theta, batch(t), mdp.discount))
-    assert abs(exact.expected_return(mdp, theta)) <= c.R_bar * slack
+    assert abs(exact.expected_return(mdp, theta, policy)) <= c.R_bar * slack
     assert np.linalg.norm(g, axis=1).max() <= c.G_J * slack
     assert np.linalg.norm(u, axis=(1, 2)).max() <= c.L_J * slack
     other = theta + rng.normal(size=theta.shape)
-    change = (exact.hessian(mdp, theta) - exact.hessian(mdp, other)).reshape(theta.size, -1)
+    change = (exact.hessian(mdp, theta, policy) - exact.hessian(mdp, other, policy)).reshape(theta.size, -1)
     assert np.linalg.norm(change, ord=2) <= c.rho_J * np.linalg.norm(theta - other) * slack
 
 
@@ -172,10 +172,9 @@ def test_every_realization_of_the_estimate_is_bounded__lemma_3_i(problem, alpha)
 
 
 @settings(max_examples=12)
-@given(problems(), alphas, st.sampled_from(((1, 1, 1), (2, 1, 3), (1, 4, 1))))
+@given(fleets(), alphas, st.sampled_from(((1, 1, 1), (2, 1, 3), (1, 4, 1))))
 def test_the_estimate_obeys_its_bounds__lemma_3_prop_1_and_corollary_2(problem, alpha, sizes):
-    mdp, theta, _ = problem
-    policy = exact.softmax_of(mdp)
+    (mdp, *_), theta, policy, _ = problem
     c, sizes = constants(mdp, policy, alpha), Batches(*sizes)
     if len(enumerate_trajectories(mdp).states) > 100:
         sizes = sizes._replace(m_in=1)
