@@ -66,9 +66,9 @@ class DynamicProgramming(eqx.Module):
 
 
 class MonteCarlo(eqx.Module):
-    """Means over fresh episodes, after adaptation from fresh trajectories."""
+    """Means over fresh episodes, after adaptation from fresh trajectories by the estimators of `agent`."""
 
-    policy: Any
+    agent: Sampled
     trajectories: int = eqx.field(static=True, default=256)
     episodes: int = eqx.field(static=True, default=512)
     few_shot: tuple[int, ...] = eqx.field(static=True, default=(), converter=tuple)
@@ -91,7 +91,7 @@ class MonteCarlo(eqx.Module):
             raise UserError("evaluation: rollouts are kept of the budgets in few_shot, and there are none")
 
     def objective(self, task: Any) -> Objective:
-        return Sampled(self.policy)(task)
+        return self.agent(task)
 
     def decisions(self, task: Any) -> int:
         return (self.trajectories + 2 * self.episodes) * (task.horizon + 1)
@@ -102,7 +102,7 @@ class MonteCarlo(eqx.Module):
 
     def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Draw m episodes."""
-        return RolloutSampler(task, self.policy).sample(params, key, m)
+        return RolloutSampler(task, self.agent.policy).sample(params, key, m)
 
 
 def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
@@ -167,8 +167,16 @@ def check_fit(task: Any, policy: Policy) -> Trajectory:
         raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
 
 
-def exact(fleet: Fleet, policy: Policy) -> DynamicProgramming:
+def check_estimates(fleet: Fleet, agent: Sampled) -> None:
+    """Refuse estimators that cannot work with the policy; nothing is sampled."""
+    objective, key = agent(fleet.task(0)), jax.random.key(0)
+    theta = jax.eval_shape(agent.policy.init, key)
+    jax.eval_shape(lambda t: (objective.gradient(t, key, 2), objective.curvature(t, t, key, 2)), theta)
+
+
+def exact(fleet: Fleet, agent: Sampled) -> DynamicProgramming:
     """Exact returns by dynamic programming, for agents with finitely many states."""
+    policy = agent.policy
     if not isinstance(fleet.train, TabularMDP) or not hasattr(policy, "probabilities"):
         raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
     tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
@@ -179,7 +187,7 @@ def exact(fleet: Fleet, policy: Policy) -> DynamicProgramming:
 
 def monte_carlo(
     fleet: Fleet,
-    policy: Policy,
+    agent: Sampled,
     trajectories: int = 256,
     episodes: int = 512,
     few_shot: Sequence[int] = (),
@@ -191,16 +199,16 @@ def monte_carlo(
     When a run is finished its held-out agents are also personalized from each number of trajectories in `few_shot`,
     `repeats` times each; of the last time `rollouts` episodes are kept.
     """
-    played = check_fit(fleet.task(0), policy)
+    played = check_fit(fleet.task(0), agent.policy)
     if rollouts and not hasattr(played.obs, "shape"):
         raise UserError("evaluation: rollouts are kept of observations that are one array, and these are not")
-    return MonteCarlo(policy, trajectories, episodes, tuple(few_shot), repeats, rollouts)
+    return MonteCarlo(agent, trajectories, episodes, tuple(few_shot), repeats, rollouts)
 
 
-def auto(fleet: Fleet, policy: Policy) -> DynamicProgramming | MonteCarlo:
+def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
     """Exact where agents have finitely many states, Monte Carlo with its defaults elsewhere."""
-    finite = isinstance(fleet.train, TabularMDP) and hasattr(policy, "probabilities")
-    return exact(fleet, policy) if finite else monte_carlo(fleet, policy)
+    finite = isinstance(fleet.train, TabularMDP) and hasattr(agent.policy, "probabilities")
+    return exact(fleet, agent) if finite else monte_carlo(fleet, agent)
 
 
 EVALUATIONS = registry("evaluation", auto=auto, exact=exact, monte_carlo=monte_carlo)

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, Sampled
+from perfedrl.estimators import Baseline, Curvature, Objective, Sampled
 from perfedrl.evaluation import Evaluation, auto, before_and_after, deploy, exact
 from perfedrl.exact import Exact, float64
 from perfedrl.history import Deployment, History
@@ -59,7 +59,7 @@ class Simulation:
         if self.start_key != "per-seed" and not isinstance(self.start_key, int):
             raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
         if isinstance(self.agent, Exact):
-            exact(self.fleet, self.policy)
+            exact(self.fleet, Sampled(self.policy))
         self._evaluation  # noqa: B018
 
     @property
@@ -68,7 +68,9 @@ class Simulation:
 
     @cached_property
     def _evaluation(self) -> Any:
-        return auto(self.fleet, self.policy) if self.evaluation is None else self.evaluation
+        if self.evaluation is not None:
+            return self.evaluation
+        return auto(self.fleet, self._agent if isinstance(self._agent, Sampled) else Sampled(self.policy))
 
     def _chunk(self, decisions: int) -> int | None:
         """How many agents run at a time, each of so many decisions: on a CPU one, where its batches fill the cache."""
@@ -225,16 +227,20 @@ def simulate(
     every: int = 1,
     noiseless: bool = False,
     chunk: int | None = None,
+    curvature: str | Curvature = "score",
+    baseline: str | Baseline = "none",
+    entropy: float = 0.0,
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
-    `noiseless` replaces sampling by exact gradients and curvature. For other estimators, another evaluation, or an
-    objective of one's own, make a `Simulation`.
+    `noiseless` replaces sampling by exact gradients and curvature; else `curvature`, `baseline` and `entropy` say how
+    they are estimated, the paper's way when left out. For another evaluation or an objective of one's own, make a
+    `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1; they are {rounds} and {every}")
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
-    agent = Exact(policy) if noiseless else None
+    agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
     simulation = Simulation(fleet, policy, [algorithm] * len(seeds), seeds, agent, chunk)
     last = deque(simulation.run(simulation.begin(), every_few(rounds, every)), maxlen=1).pop()
     return Result(last.history, shared_params(algorithm, last.state))

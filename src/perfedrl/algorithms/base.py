@@ -59,15 +59,18 @@ class Algorithm(Protocol):
 
 
 def local_steps(
-    step: Callable[[Params, StepKeys], Params], theta: Params, agent: Objective, key: PRNGKeyArray, count: int
-) -> Params:
-    """theta^0 -> theta^tau, lines 4-7 of Algorithm 1: compiled into one loop, or in Python for a Python sampler."""
+    step: Callable[[PyTree, StepKeys], PyTree], carry: PyTree, agent: Objective, key: PRNGKeyArray, count: int
+) -> PyTree:
+    """theta^0 -> theta^tau, lines 4-7 of Algorithm 1: compiled into one loop, or in Python for a Python sampler.
+
+    What is carried from step to step may hold more than the parameters.
+    """
     keys = jax.random.split(key, (count, len(StepKeys._fields)))
     if agent.traceable:
-        return jax.lax.scan(lambda theta, k: (step(theta, StepKeys(*k)), None), theta, keys)[0]
+        return jax.lax.scan(lambda carry, k: (step(carry, StepKeys(*k)), None), carry, keys)[0]
     for k in keys:
-        theta = step(theta, StepKeys(*k))
-    return theta
+        carry = step(carry, StepKeys(*k))
+    return carry
 
 
 def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
@@ -85,6 +88,13 @@ def check_counts(**counts: int) -> None:
             raise UserError(f"{name} must be at least 1; it is {count}")
         if count > LARGEST_COUNT:
             raise UserError(f"{name} must be at most {LARGEST_COUNT}; it is {count}")
+
+
+def check_positive(**values: Any) -> None:
+    """Refuse settings that are not finite numbers > 0, where they are numbers and not traced; None is no setting."""
+    for name, value in values.items():
+        if isinstance(value, numbers.Real) and not 0 < value <= LARGEST_STEP:
+            raise UserError(f"{name} must be a finite number > 0; it is {value}")
 
 
 def check_step_sizes(alpha: Any, beta: Any) -> None:

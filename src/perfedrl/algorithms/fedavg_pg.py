@@ -41,11 +41,12 @@ class FedAvgPG(eqx.Module):
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
         """Tau local steps along the estimated policy gradient."""
-        return local_steps(partial(self.step, agent), message, agent, key, self.local_steps), state
+        return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
 
-    def step(self, agent: Objective, theta: Params, keys: StepKeys) -> Params:
+    def step(self, agent: Objective, carry: tuple[Params, tuple[()]], keys: StepKeys) -> tuple[Params, tuple[()]]:
         """One local ascent step."""
-        return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
+        theta, state = carry
+        return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m)), state
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))

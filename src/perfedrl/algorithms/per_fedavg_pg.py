@@ -1,32 +1,70 @@
 """Per-FedAvg-PG, Algorithm 1 of the paper: local meta-policy-gradient steps, then averaging."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+)
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, StepKeys, adapt, first_order_gradient, meta_gradient
+from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys, adapt
+from perfedrl.estimators.control import Limited, dot, shortened, times
+from perfedrl.estimators.meta import adaptation, back
+from perfedrl.estimators.split import LEAST, split_gradient, unknown
 from perfedrl.types import Array, Params
+
+VARIANTS = ("exact", "first-order")
+LEARNED = ("no", "scalar", "per-parameter")
+AUTO = "auto"
+
+
+class Learned(NamedTuple):
+    """What is learned together: the initialization, and the logarithm of what alpha is multiplied with."""
+
+    theta: Params
+    log_step: Params
 
 
 class PerFedAvgPG(eqx.Module):
-    """Learn an initialization that is good after one policy-gradient step, in both variants of the paper.
+    """Learn an initialization that is good after a policy-gradient step, in both variants of the paper and beyond.
 
     `variant = "exact"` estimates the curvature from m_h trajectories (eq. 7); `"first-order"` drops it (Section 5) and
-    spends none.
+    spends none. What the paper does not have is off unless asked for:
+
+    - `adaptation_steps`: nu steps from m_in trajectories each, in training; at deployment they share the trajectories.
+    - `control` of the curvature term: "limit" (to `limit` sqrt(m_h) times the outer gradient's length), "shrink" (by
+      its signal-to-noise ratio), "auto" (shrink, and split m_h + m_out between the batches where it helps most).
+    - `clip`: the longest local step is beta times this.
+    - `learn_alpha`: "scalar" or "per-parameter" step sizes are learned along, at `alpha_rate`, starting from alpha.
+    - `deployment_alpha`: the step size to personalize with, where it is not alpha. Training's adaptation has few
+      trajectories and so much noise; an agent with more of them can afford a longer step.
     """
 
     alpha: Any
     beta: Any
+    clip: Any
+    alpha_rate: Any
+    deployment_alpha: Any
     local_steps: int = eqx.field(static=True)
     m_in: int = eqx.field(static=True)
     m_h: int = eqx.field(static=True)
     m_out: int = eqx.field(static=True)
     variant: str = eqx.field(static=True)
+    adaptation_steps: int = eqx.field(static=True)
+    control: str = eqx.field(static=True)
+    limit: float = eqx.field(static=True)
+    learn_alpha: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -37,44 +75,112 @@ class PerFedAvgPG(eqx.Module):
         m_h: int = 10,
         m_out: int = 10,
         variant: Literal["exact", "first-order"] = "exact",
+        adaptation_steps: int = 1,
+        control: Literal["none", "limit", "shrink", "auto"] = "none",
+        limit: float = 0.3,
+        clip: float | None = None,
+        learn_alpha: Literal["no", "scalar", "per-parameter"] = "no",
+        alpha_rate: float = 0.02,
+        deployment_alpha: float | None = None,
     ):
-        if variant not in ("exact", "first-order"):
-            raise UserError(f"the variant must be 'exact' or 'first-order'; it is {variant!r}")
+        check_choice("variant", variant, VARIANTS)
+        check_choice("control", control, (*CONTROLS, AUTO))
+        check_choice("learn_alpha", learn_alpha, LEARNED)
+        check_step_sizes(alpha if deployment_alpha is None else max(alpha, deployment_alpha), beta)
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, **({"m_h": m_h} if variant == "exact" else {}))
-        self.alpha, self.beta = alpha, beta
+        check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit)
+        curvature = {"m_h": m_h} if variant == "exact" else {}
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
+        if control == AUTO and (adaptation_steps > 1 or m_h + m_out < 2 * LEAST):
+            raise UserError("control = 'auto' splits m_h + m_out >= 4 trajectories after one adaptation step")
+        self.alpha, self.beta, self.clip, self.alpha_rate = alpha, beta, clip, alpha_rate
+        self.deployment_alpha = deployment_alpha
         self.local_steps, self.m_in, self.m_h, self.m_out = local_steps, m_in, m_h, m_out
-        self.variant = variant
+        self.variant, self.adaptation_steps, self.control, self.limit = variant, adaptation_steps, control, limit
+        self.learn_alpha = learn_alpha
 
     @property
     def trajectories_per_round(self) -> int:
         curvature = self.m_h if self.variant == "exact" else 0
-        return self.local_steps * (self.m_in + curvature + self.m_out)
+        return self.local_steps * (self.adaptation_steps * (self.m_in + curvature) + self.m_out)
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        """The message is the initialization, with the learned step size if there is one; clients remember noise."""
+        state = () if self.variant == "first-order" else unknown() if self.control == AUTO else self._control.init()
+        if self.learn_alpha == "no":
+            return ServerState(params), state
+        log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
+        return ServerState(Learned(params, log_step)), state
 
-    def client(
-        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
-    ) -> tuple[Params, tuple[()]]:
+    def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         """Tau local ascent steps along the estimated meta-gradient, lines 4-8."""
-        return local_steps(partial(self.step, agent), message, agent, key, self.local_steps), state
+        return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
 
-    def step(self, agent: Objective, theta: Params, keys: StepKeys) -> Params:
-        """One local ascent step, line 6."""
-        if self.variant == "first-order":
-            direction = first_order_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out)
+    def step(self, agent: Objective, carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
+        """One local ascent step, line 6, and one of the step size where it is learned."""
+        message, state = carry
+        theta, alpha = self.shared(message), self.step_size(message)
+        if self.variant == "exact" and self.control == AUTO:
+            split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state)
+            direction, state, way = split.gradient, split.known, split.way
+            by_step = jax.tree.map(lambda g, v: g[0] * v, way.gradients, split.outer)
+            g_out = split.outer
         else:
-            direction = meta_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_h, self.m_out)
-        return optax.tree.add_scale(theta, self.beta, direction)
+            way = adaptation(agent, theta, alpha, keys.inner, self.m_in, self.adaptation_steps)
+            g_out = agent.gradient(way.end, keys.outer, self.m_out)
+            m_h, control = (self.m_h, self._control) if self.variant == "exact" else (0, CONTROLS["none"]())
+            direction, by_step, state = back(agent, way, alpha, g_out, keys.curvature, m_h, control, state)
+        if self.clip is not None:
+            direction = shortened(direction, self.clip)
+        theta = optax.tree.add_scale(theta, self.beta, direction)
+        if self.learn_alpha == "no":
+            return theta, state
+        moved = optax.tree.sub(way.end, self.shared(message))
+        return Learned(theta, self._longer(message.log_step, alpha, by_step, moved, g_out)), state
 
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+    def _longer(self, log_step: Params, alpha: Params, by_step: Params, moved: Params, g_out: Params) -> Params:
+        """Ascent on the logarithm of the step size, by the cosine between adaptation and outer gradient.
+
+        Its derivative, alpha times `by_step`, is divided by the lengths of both, so that the rate has no unit; each
+        parameter's own is multiplied with their number, so that on average they move as one would.
+        """
+        norm = optax.tree.norm(moved) * optax.tree.norm(g_out)
+        rate = self.alpha_rate / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+        if self.learn_alpha == "scalar":
+            return log_step + rate * alpha * dot(by_step, jax.tree.map(jnp.ones_like, by_step))
+        count = sum(x.size for x in jax.tree.leaves(by_step))
+        return jax.tree.map(lambda w, a, d: w + count * rate * a * d, log_step, alpha, by_step)
+
+    @property
+    def _control(self) -> Control:
+        return Limited(self.limit) if self.control == "limit" else CONTROLS[self.control]()
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         """theta^{k+1}, the mean of the agents' parameters, line 10."""
         return ServerState(average(uploads, weights))
 
-    def shared(self, message: Params) -> Params:
-        return message
+    def shared(self, message: PyTree) -> Params:
+        return message if self.learn_alpha == "no" else message.theta
 
-    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """theta^K + alpha g_in, line 12."""
-        return adapt(agent, message, self.alpha, key, m)
+    def step_size(self, message: PyTree) -> Params:
+        """The adaptation step size in training, learned or not."""
+        return self._multiplied(message, self.alpha)
+
+    def deployed_step_size(self, message: PyTree) -> Params:
+        """The one that agents personalize with."""
+        return self._multiplied(message, self.alpha if self.deployment_alpha is None else self.deployment_alpha)
+
+    def _multiplied(self, message: PyTree, alpha: Any) -> Params:
+        if self.learn_alpha == "no":
+            return alpha
+        return jax.tree.map(lambda w: alpha * jnp.exp(w), message.log_step)
+
+    def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """theta^K + alpha g_in, line 12; several steps share the m trajectories."""
+        steps = max(1, min(self.adaptation_steps, m))
+        return adapt(agent, self.shared(message), self.deployed_step_size(message), key, m // steps, steps)
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"the {name} must be {' or '.join(map(repr, choices))}; it is {value!r}")

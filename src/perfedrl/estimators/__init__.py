@@ -1,14 +1,25 @@
 """Estimators: trajectories in, gradients and curvature products out."""
 
-from perfedrl.estimators.curvature import CURVATURES, score, score_matrix
+from perfedrl.estimators.baselines import BASELINES, Baseline
+from perfedrl.estimators.control import CONTROLS, Control
+from perfedrl.estimators.curvature import CURVATURES, UNBIASED, Curvature, FromBatch
 from perfedrl.estimators.gradient import log_probs, policy_gradient
 from perfedrl.estimators.meta import StepKeys, adapt, first_order_gradient, meta_gradient
-from perfedrl.estimators.objective import Objective, PolicyObjective, Sampled
-from perfedrl.estimators.returns import reward_to_go
+from perfedrl.estimators.objective import Forms, Objective, PolicyObjective, Sampled, forms
+from perfedrl.estimators.returns import Credit, reward_to_go
 from perfedrl.types import Trajectory
 
 __all__ = [
+    "BASELINES",
+    "CONTROLS",
     "CURVATURES",
+    "UNBIASED",
+    "Baseline",
+    "Control",
+    "Credit",
+    "Curvature",
+    "Forms",
+    "FromBatch",
     "Objective",
     "PolicyObjective",
     "Sampled",
@@ -16,10 +27,9 @@ __all__ = [
     "Trajectory",
     "adapt",
     "first_order_gradient",
+    "forms",
     "log_probs",
     "meta_gradient",
     "policy_gradient",
     "reward_to_go",
-    "score",
-    "score_matrix",
 ]

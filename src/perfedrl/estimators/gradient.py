@@ -1,11 +1,14 @@
 """Policy-gradient estimators."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from perfedrl.errors import UserError
+from perfedrl.estimators.returns import largest_to_go
 from perfedrl.types import Array, Params, Trajectory
 
 LogProb = Callable[..., Float[Array, ""]]
@@ -21,3 +24,23 @@ def policy_gradient(log_prob: LogProb, params: Params, batch: Trajectory, weight
     """Estimate grad J, eq. (2): the mean over the batch of sum_h grad log pi(a_h|s_h) R^h."""
     nu = lambda theta: jnp.sum(weights * log_probs(log_prob, theta, batch)) / len(weights)  # noqa: E731
     return jax.grad(nu)(params)
+
+
+def regularizer(
+    policy: Any, batch: Trajectory, returns: Float[Array, "m T"], discount: float, entropy: float
+) -> Callable[[Params], Float[Array, ""]] | None:
+    """What is maximized along with the return, at the states that a batch visited; None where there is nothing.
+
+    `entropy` times the policy's discounted entropy, and, where the policy has a value network, its fit to the returns.
+    """
+    terms = []
+    if entropy:
+        if not hasattr(policy, "entropy"):
+            raise UserError(f"{type(policy).__name__} has no entropy that could be rewarded: set entropy = 0")
+        decay = discount ** jnp.arange(returns.shape[-1], dtype=returns.dtype) * batch.mask
+        bonus = lambda theta: jax.vmap(jax.vmap(lambda obs: policy.entropy(theta, obs)))(batch.obs)  # noqa: E731
+        terms.append(lambda theta: entropy * jnp.sum(decay * bonus(theta)) / len(returns))
+    if hasattr(policy, "value_fit"):
+        target = returns / largest_to_go(batch, discount)
+        terms.append(lambda theta: policy.value_fit(theta, batch, target))
+    return (lambda theta: sum(term(theta) for term in terms)) if terms else None

@@ -1,22 +1,22 @@
 """What an algorithm sees of an agent: a stochastic gradient, a curvature product and a value."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.compilation import jit
-from perfedrl.estimators.curvature import CURVATURES
-from perfedrl.estimators.gradient import policy_gradient
-from perfedrl.estimators.returns import reward_to_go
+from perfedrl.errors import UserError
+from perfedrl.estimators.baselines import BASELINES, Baseline
+from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
+from perfedrl.estimators.gradient import policy_gradient, regularizer
+from perfedrl.estimators.returns import Credit, reward_to_go
 from perfedrl.rollout import RolloutSampler, Sampler
 from perfedrl.types import Array, Params, Trajectory
-
-Weights = Callable[..., Array]
-"""(batch, discount) -> what each decision's score is weighted with, [m, T]: the reward-to-go, or it less a baseline."""
 
 SLICE = 100
 """Trajectories whose curvature product a CPU computes at a time: what they need then stays in its cache."""
@@ -47,26 +47,50 @@ class Objective(Protocol):
         ...
 
 
+class Forms(NamedTuple):
+    """How an agent's trajectories become estimates: programs are compiled for it."""
+
+    curvature: Curvature
+    baseline: Baseline
+    entropy: float
+
+
+def forms(curvature: str | Curvature = "score", baseline: str | Baseline = "none", entropy: float = 0.0) -> Forms:
+    """The paper's forms unless told otherwise; forms go by their names in the registries, or as they are."""
+    if not 0 <= entropy < float("inf"):
+        raise UserError(f"entropy must be a finite number >= 0; it is {entropy}")
+    return Forms(
+        CURVATURES[curvature]() if isinstance(curvature, str) else curvature,
+        BASELINES[baseline]() if isinstance(baseline, str) else baseline,
+        entropy,
+    )
+
+
 class PolicyObjective(eqx.Module):
     """The expected return of a policy on one agent's MDP, estimated from the trajectories of a sampler."""
 
     sampler: Sampler
     policy: Any
     discount: float = eqx.field(static=True)
-    curvature_form: str = eqx.field(static=True, default="score")
-    weights: Weights = eqx.field(static=True, default=reward_to_go)
+    forms: Forms = eqx.field(static=True, default=forms())
 
     @property
     def traceable(self) -> bool:
         return self.sampler.traceable
 
     def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
-        batch = self.sampler.sample(params, key, m)
-        return _gradient(self.policy, self.weights, self.discount, params, batch)
+        return self.gradient_of(params, self.sampler.sample(params, key, m))
+
+    def gradient_of(self, params: Params, batch: Trajectory) -> Params:
+        """The estimate that a batch under these parameters gives."""
+        return _gradient(self.policy, self.forms, self.discount, params, batch)
 
     def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
-        batch = self.sampler.sample(params, key, m)
-        return _curvature(self.policy, self.weights, self.discount, self.curvature_form, params, batch, v)
+        return self.forms.curvature(self, params, v, key, m)
+
+    def product(self, form: FromBatch, params: Params, batch: Trajectory, v: Params) -> Params:
+        """A curvature product of the form from a batch under these parameters."""
+        return _product(self.policy, form, self.forms.baseline, self.discount, params, batch, v)
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
         return jnp.mean(reward_to_go(self.sampler.sample(params, key, m), self.discount)[:, 0])
@@ -76,42 +100,58 @@ class Sampled(eqx.Module):
     """Makes the objective of an agent that lives in a JAX environment: a policy, and the forms of its estimators."""
 
     policy: Any
-    curvature: str = eqx.field(static=True, default="score")
-    weights: Weights = eqx.field(static=True, default=reward_to_go)
+    forms: Forms = eqx.field(static=True)
+
+    def __init__(
+        self,
+        policy: Any,
+        curvature: str | Curvature = "score",
+        baseline: str | Baseline = "none",
+        entropy: float = 0.0,
+    ):
+        self.policy, self.forms = policy, forms(curvature, baseline, entropy)
 
     def __call__(self, task: Any) -> PolicyObjective:
-        sampler = RolloutSampler(task, self.policy)
-        return PolicyObjective(sampler, self.policy, task.discount, self.curvature, self.weights)
+        return PolicyObjective(RolloutSampler(task, self.policy), self.policy, task.discount, self.forms)
+
+
+def credit(policy: Any, baseline: Baseline, discount: float, params: Params, batch: Trajectory) -> Credit:
+    """Reward-to-go and baseline of every decision in a batch."""
+    returns = reward_to_go(batch, discount)
+    return Credit(returns, baseline(policy, params, batch, returns, discount))
 
 
 # Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
 
 
-def _pg(policy: Any, weights: Weights, discount: float, params: Params, batch: Trajectory) -> Params:
-    return policy_gradient(policy.log_prob, params, batch, weights(batch, discount))
+def _pg(policy: Any, forms: Forms, discount: float, params: Params, batch: Trajectory) -> Params:
+    credited = credit(policy, forms.baseline, discount, params, batch)
+    g = policy_gradient(policy.log_prob, params, batch, credited.advantage)
+    more = regularizer(policy, batch, credited.returns, discount, forms.entropy)
+    return g if more is None else optax.tree.add(g, jax.grad(more)(params))
 
 
 def _hvp(
-    policy: Any, weights: Weights, discount: float, form: str, params: Params, batch: Trajectory, v: Params
+    policy: Any, form: FromBatch, baseline: Baseline, discount: float, params: Params, batch: Trajectory, v: Params
 ) -> Params:
-    product = lambda batch, w: CURVATURES[form](policy.log_prob, params, batch, w, v)  # noqa: E731
-    return mean_over_slices(product, batch, weights(batch, discount))
+    product = lambda batch, credit: form.product(policy, params, batch, credit, v, discount)  # noqa: E731
+    return mean_over_slices(product, batch, credit(policy, baseline, discount, params, batch))
 
 
-def mean_over_slices(f: Callable[[Trajectory, Array], Params], batch: Trajectory, w: Float[Array, "m T"]) -> Params:
+def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajectory, credit: Credit) -> Params:
     """A function that is a mean over trajectories, computed on a CPU slice by slice, elsewhere at once."""
-    m = len(w)
+    m = len(batch.reward)
     if jax.default_backend() != "cpu" or m <= SLICE:
-        return f(batch, w)
+        return f(batch, credit)
     whole = m // SLICE
     cut = lambda x: x[: whole * SLICE].reshape(whole, SLICE, *x.shape[1:])  # noqa: E731
-    means = jax.lax.map(lambda part: f(*part), jax.tree.map(cut, (batch, w)))
+    means = jax.lax.map(lambda part: f(*part), jax.tree.map(cut, (batch, credit)))
     mean = jax.tree.map(lambda x: jnp.sum(x, axis=0) * (SLICE / m), means)
     if rest := m - whole * SLICE:
-        tail = f(*jax.tree.map(lambda x: x[-rest:], (batch, w)))
+        tail = f(*jax.tree.map(lambda x: x[-rest:], (batch, credit)))
         mean = jax.tree.map(lambda x, y: x + y * (rest / m), mean, tail)
     return mean
 
 
 _gradient = jit(_pg, static_argnums=(1, 2))
-_curvature = jit(_hvp, static_argnums=(1, 2, 3))
+_product = jit(_hvp, static_argnums=(1, 2, 3))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
-from perfedrl.estimators import CURVATURES
-from perfedrl.evaluation import EVALUATIONS, Evaluation
+from perfedrl.estimators import BASELINES, CURVATURES, Sampled
+from perfedrl.evaluation import EVALUATIONS, Evaluation, check_estimates
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import shortened
 from perfedrl.simulation import every_few
@@ -31,6 +32,7 @@ class Parts:
 
     fleet: Fleet
     policy: Any
+    agent: Sampled
     algorithm: Algorithm
     evaluation: Evaluation
 
@@ -53,7 +55,9 @@ class Config(BaseModel):
     policy: dict[str, Any]
     algorithm: dict[str, Any]
     evaluation: dict[str, Any] = Field(default={"name": "auto"}, validate_default=True)
-    curvature: str = "score"
+    curvature: dict[str, Any] = Field(default={"name": "score"}, validate_default=True)
+    baseline: dict[str, Any] = Field(default={"name": "none"}, validate_default=True)
+    entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @field_validator("name")
     @classmethod
@@ -118,19 +122,24 @@ class Config(BaseModel):
     @classmethod
     def _evaluation(cls, table: dict[str, Any]) -> dict[str, Any]:
         name, params = _named(table, "name", "evaluation", EVALUATIONS)
-        return {"name": name, **EVALUATIONS.resolve(name, params, supplied=("fleet", "policy"))}
+        return {"name": name, **EVALUATIONS.resolve(name, params, supplied=("fleet", "agent"))}
 
-    @field_validator("curvature")
+    @field_validator("curvature", mode="before")
     @classmethod
-    def _curvature(cls, name: str) -> str:
-        CURVATURES[name]
-        return name
+    def _curvature(cls, value: Any) -> dict[str, Any]:
+        return _form(value, "curvature", CURVATURES)
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _baseline(cls, value: Any) -> dict[str, Any]:
+        return _form(value, "baseline", BASELINES)
 
     @cached_property
     def digest(self) -> str:
         """Ten hex digits that identify everything but the name. A file of arrays counts by its content.
 
         Settings at their defaults are left out, so that a new one does not change the digest of what lacks it.
+        Run folders hold them all.
         """
         return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:10]
 
@@ -166,13 +175,14 @@ class Config(BaseModel):
         _check_kind(policy, Policy, "policy", self.policy["name"])
         algorithm = ALGORITHMS[self.algorithm["name"]](**_params(self.algorithm, "name"))
         _check_kind(algorithm, Algorithm, "algorithm", self.algorithm["name"])
-        evaluation = EVALUATIONS[self.evaluation["name"]](
-            fleet=fleet, policy=policy, **_params(self.evaluation, "name")
-        )
+        form = lambda table, known: known[table["name"]](**_params(table, "name"))  # noqa: E731
+        agent = Sampled(policy, form(self.curvature, CURVATURES), form(self.baseline, BASELINES), self.entropy)
+        check_estimates(fleet, agent)
+        evaluation = EVALUATIONS[self.evaluation["name"]](fleet=fleet, agent=agent, **_params(self.evaluation, "name"))
         _check_kind(evaluation, Evaluation, "evaluation", self.evaluation["name"])
         if not getattr(algorithm, "federated", True) and fleet.held_out is not None:
             raise UserError(f"{self.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
-        return Parts(fleet, policy, algorithm, evaluation)
+        return Parts(fleet, policy, agent, algorithm, evaluation)
 
     def to_toml(self, **fleet: Any) -> str:
         """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
@@ -184,7 +194,20 @@ class Config(BaseModel):
         content = self.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         if content["fleet"].get("sha256"):
             content["fleet"].pop("file")
+        for part, known in PARTS.items():
+            if part in content:
+                content[part] = _spoken(content[part], known)
         return content
+
+
+PARTS = {
+    "fleet": ENVS,
+    "policy": POLICIES,
+    "algorithm": ALGORITHMS,
+    "evaluation": EVALUATIONS,
+    "curvature": CURVATURES,
+    "baseline": BASELINES,
+}
 
 
 def load_config(path: str | Path) -> Config:
@@ -236,6 +259,24 @@ def _named(table: Mapping[str, Any], key: str, what: str, known: Any) -> tuple[s
     if not isinstance(table.get(key), str):
         raise UserError(f'the table [{what}] needs {key} = "...", one of: {", ".join(known)}')
     return table[key], _params(table, key)
+
+
+def _form(value: Any, what: str, known: Any) -> dict[str, Any]:
+    """A table with a name and parameters; the name alone stands for it with its defaults."""
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, dict):
+        raise UserError(f"{what} = {shortened(value)}: a name, or a table with a name, one of: {', '.join(known)}")
+    name, params = _named(table, "name", what, known)
+    return {"name": name, **known.resolve(name, params)}
+
+
+def _spoken(table: dict[str, Any], known: Any) -> dict[str, Any]:
+    """A part's table without the parameters that have their defaults."""
+    first = next(iter(table))
+    defaults = {key: p.default for key, p in known.parameters(table[first]).items()}
+    plain = lambda x: json.loads(json.dumps(x, default=str))  # noqa: E731
+    unset = lambda key: key in defaults and defaults[key] is not inspect.Parameter.empty  # noqa: E731
+    return {key: x for key, x in table.items() if key == first or not (unset(key) and plain(defaults[key]) == x)}
 
 
 def _params(table: Mapping[str, Any], key: str) -> dict[str, Any]:

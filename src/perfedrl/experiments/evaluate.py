@@ -1,7 +1,8 @@
 """A saved run's initialization, agent by agent, before and after adaptation, measured as the run was."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from perfedrl import exact
@@ -11,7 +12,6 @@ from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
-from perfedrl.lanes import FleetState
 from perfedrl.simulation import Simulation
 
 
@@ -34,11 +34,16 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     Finite MDPs are evaluated exactly, others by Monte Carlo from fresh trajectories.
     """
     parts, seeds = run.config.parts, run.config.seeds
-    # One policy-gradient step from the shared parameters is how FedAvg-PG personalizes; its training is not used.
-    step = FedAvgPG(adaptation_step(run, alpha), beta=1.0)
-    simulation = Simulation(parts.fleet, parts.policy, [step] * len(seeds), seeds, evaluation=parts.evaluation)
+    check_shared(run)
+    algorithm, message = parts.algorithm, run.message
+    if alpha is not None:
+        # One policy-gradient step from the shared parameters is how FedAvg-PG personalizes; its training is not used.
+        check_step_sizes(alpha, 1.0)
+        algorithm, message = FedAvgPG(alpha, beta=1.0), run.params
+    simulation = Simulation(parts.fleet, parts.policy, [algorithm] * len(seeds), seeds, evaluation=parts.evaluation)
     # A round that training never reaches, so that the episodes are not those of the run's own evaluations.
-    measured = simulation.measure(FleetState(ServerState(run.params), ()), run.config.rounds + 1)
+    state = simulation.start()._replace(server=ServerState(message))
+    measured = simulation.measure(state, run.config.rounds + 1)
     rows = []
     for part, before, after in (
         ("training", measured.before, measured.after),
@@ -53,10 +58,18 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     return rows
 
 
-def adaptation_step(run: Run, alpha: float | None) -> float:
-    """The step size to adapt with: the given one, or the run's own."""
+def check_shared(run: Run) -> None:
+    """Refuse a run that learned nothing for others."""
     if not getattr(run.config.parts.algorithm, "federated", True):
         raise UserError(f"{run.folder.name} trained every agent alone: there is no shared initialization to adapt")
+
+
+def adaptation_step(run: Run, alpha: float | None, lane: int) -> Any:
+    """The step size to adapt with: the given one, or the run's own, which may be one for every parameter."""
+    check_shared(run)
+    algorithm = run.config.parts.algorithm
+    if alpha is None and hasattr(algorithm, "deployed_step_size"):
+        return algorithm.deployed_step_size(jax.tree.map(lambda x: x[lane], run.message))
     alpha = run.config.algorithm.get("alpha") if alpha is None else alpha
     if alpha is None:
         raise UserError(

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
-from perfedrl.estimators import Sampled, adapt
+from perfedrl.estimators import adapt
 from perfedrl.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step
@@ -32,7 +32,8 @@ class Personalized:
     """One agent's own parameters, what they are worth to it, and what they cost.
 
     `before` and `after` map "return", "success" and what else the task says to means over fresh episodes with their
-    95 % intervals; the rollouts are observations of some of them, both under the same random numbers.
+    95 % intervals; the rollouts are observations of some of them, both under the same random numbers. `alpha` is the
+    mean where parameters have step sizes of their own.
     """
 
     agent: str
@@ -69,7 +70,7 @@ def personalize(
     agent: int | None = None,
     task: Any = None,
     trajectories: int = 200,
-    steps: int = 1,
+    steps: int | None = None,
     alpha: float | None = None,
     seed: int | None = None,
     draw: int = 0,
@@ -78,28 +79,32 @@ def personalize(
     """Turn a run's initialization into one agent's own policy by policy-gradient steps on that agent alone.
 
     The agent is a goal in the run's world, or one of the run's agents by number (training agents first, then those
-    held out), or a task of one's own. Each step samples `trajectories` fresh ones. `seed` picks one of the run's
-    initializations, the first when left out; `draw` is any number, another one for other trajectories and episodes.
+    held out), or a task of one's own. Each step samples `trajectories` fresh ones. Steps are as many and as long as
+    the run was trained for when left out, and estimated as there. `seed` picks one of the run's initializations, the
+    first when left out; `draw` is any number, another one for other trajectories and episodes.
     """
     run = run if isinstance(run, Run) else load_run(run)
+    steps = getattr(run.config.parts.algorithm, "adaptation_steps", 1) if steps is None else steps
     check(trajectories=trajectories, steps=steps, episodes=episodes)
     if not whole(draw) or not 0 <= draw < 2**32:
         raise UserError(f"draw must be a whole number from 0 to 2**32 - 1; it is {draw!r}")
-    alpha, seed = adaptation_step(run, alpha), run.config.seeds[0] if seed is None else seed
-    name, chosen = choose_agent(run, goal, agent, task)
+    seed = run.config.seeds[0] if seed is None else seed
     if seed not in run.config.seeds:
         raise UserError(f"the run has no seed {seed}; it has {', '.join(map(str, run.config.seeds))}")
     lane, policy = run.config.seeds.index(seed), run.config.parts.policy
+    step_size = adaptation_step(run, alpha, lane)
+    name, chosen = choose_agent(run, goal, agent, task)
     theta = jax.tree.map(lambda x: x[lane], run.params)
     adaptation, measuring = jax.random.split(personal_key(seed, name, draw))
-    own = _adapted(policy, chosen, theta, alpha, adaptation, trajectories, steps)
+    own = _adapted(run.config.parts.agent, chosen, theta, step_size, adaptation, trajectories, steps)
+    alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
         raise UserError(f"the agent's parameters became infinite: lower alpha, which is {alpha:g}")
     before, shown_before = measure(policy, chosen, theta, measuring, episodes)
     after, shown_after = measure(policy, chosen, own, measuring, episodes)
     own = jax.tree.map(np.asarray, own)
     measured = before, after, shown_before, shown_after
-    return Personalized(name, chosen, own, *measured, trajectories, steps, float(alpha), seed, draw)
+    return Personalized(name, chosen, own, *measured, trajectories, steps, alpha, seed, draw)
 
 
 def personal_key(seed: int, agent: str, draw: int) -> PRNGKeyArray:
@@ -154,8 +159,8 @@ def check(**counts: int) -> None:
             raise UserError(f"{name} must be from 1 to {most}; it is {count!r}")
 
 
-def _steps(policy, task, theta, alpha, key, trajectories, steps):
-    objective = Sampled(policy)(task)
+def _steps(agent, task, theta, alpha, key, trajectories, steps):
+    objective = agent(task)
     step = lambda theta, key: (adapt(objective, theta, alpha, key, trajectories), None)  # noqa: E731
     return jax.lax.scan(step, theta, jax.random.split(key, steps))[0]
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from perfedrl.compilation import enable_cache
 from perfedrl.errors import UserError
-from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.files import check_folder
 from perfedrl.experiments.provenance import provenance
@@ -30,7 +29,7 @@ from perfedrl.experiments.store import (
     save_run,
 )
 from perfedrl.history import Deployment, History
-from perfedrl.simulation import Simulation, Standing, shared_params
+from perfedrl.simulation import Simulation, Standing
 
 CHECKPOINT_SECONDS = 2.0
 """The least time between two checkpoints; an interrupt writes one in any case."""
@@ -127,9 +126,9 @@ def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpo
 def _save_runs(
     root: Path, configs: Sequence[Config], standing: Standing, deployment: Deployment | None, seconds: float
 ) -> None:
-    params = shared_params(configs[0].parts.algorithm, standing.state)
+    messages = standing.state.server.message
     for config, lanes in _lanes(configs):
-        own = jax.tree.map(lambda x, lanes=lanes: x[lanes], params)
+        own = jax.tree.map(lambda x, lanes=lanes: x[lanes], messages)
         about = {**provenance(seconds), "trained_with": [c.folder for c in configs if c is not config]}
         few_shot = deployment and deployment.select(lanes)
         save_run(root, config, standing.history.select(lanes), few_shot, own, about)
@@ -148,9 +147,8 @@ def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
     parts = [config.parts for config in configs]
     algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
     seeds = [seed for config in configs for seed in config.seeds]
-    agent = Sampled(parts[0].policy, configs[0].curvature)
     shared = parts[0]
-    return Simulation(shared.fleet, shared.policy, algorithms, seeds, agent, chunk, shared.evaluation, configs[0].start)
+    return Simulation(shared.fleet, shared.policy, algorithms, seeds, shared.agent, chunk, shared.evaluation, configs[0].start)
 
 
 def _lanes(configs: Sequence[Config]) -> list[tuple[Config, slice]]:

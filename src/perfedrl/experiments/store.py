@@ -12,11 +12,13 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
@@ -41,14 +43,19 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its config, what it measured, the initialization of every seed, and where it came from."""
+    """A finished run: its config, what it measured, the last message of every seed, and where it came from."""
 
     folder: Path
     config: Config
     history: History
-    params: Params
+    message: PyTree
     provenance: Mapping[str, Any]
     deployment: Deployment | None = None
+
+    @cached_property
+    def params(self) -> Params:
+        """The shared initialization of every seed."""
+        return jax.tree.map(np.asarray, jax.vmap(self.config.parts.algorithm.shared)(self.message))
 
     @property
     def deployed(self) -> Deployment:
@@ -73,7 +80,7 @@ def save_run(
     config: Config,
     history: History,
     deployment: Deployment | None,
-    params: Params,
+    message: PyTree,
     provenance: Mapping[str, Any],
 ) -> Path:
     """Write a finished run and remove its checkpoint. The folder gets its name when all is in it."""
@@ -87,7 +94,7 @@ def save_run(
     write_atomically(partial / "history.npz", npz(history.arrays()))
     if deployment is not None:
         write_atomically(partial / DEPLOYMENT, npz(deployment.arrays()))
-    write_atomically(partial / "params.safetensors", save(named_leaves(params)))
+    write_atomically(partial / "params.safetensors", save(named_leaves(message)))
     write_atomically(partial / "provenance.json", (json.dumps(dict(provenance), indent=2) + "\n").encode())
     for name in (CHECKPOINT, LOCK):
         (partial / name).unlink(missing_ok=True)
@@ -120,8 +127,9 @@ def load_run(folder: str | Path) -> Run:
         _check_complete(folder, (DEPLOYMENT,))
         deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
     leaves, _ = read_safetensors(folder / "params.safetensors")
-    params = _like(config.parts.policy.init(jax.random.key(0)), leaves, len(config.seeds))
-    return Run(folder, config, history, params, provenance, deployment)
+    server, _ = config.parts.algorithm.init(config.parts.policy.init(jax.random.key(0)))
+    message = _like(server.message, leaves, len(config.seeds))
+    return Run(folder, config, history, message, provenance, deployment)
 
 
 def _check_complete(folder: Path, files: Sequence[str]) -> None:

@@ -1,20 +1,23 @@
 """Policy classes: stochastic, differentiable, parameters a pytree. One file per kind, one registry line each."""
 
+from perfedrl.policies.actor_critic import ActorCritic, actor_critic
 from perfedrl.policies.base import Policy, TablePolicy
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
-POLICIES = registry("policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp)
+POLICIES = registry("policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp, actor_critic=actor_critic)
 
 __all__ = [
     "POLICIES",
+    "ActorCritic",
     "GaussianMLP",
     "LogLinearSoftmax",
     "MLPSoftmax",
     "Policy",
     "TablePolicy",
     "TableSoftmax",
+    "actor_critic",
     "gaussian_mlp",
     "log_linear",
     "mlp",

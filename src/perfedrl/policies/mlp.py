@@ -49,6 +49,11 @@ class MLPSoftmax(eqx.Module):
         # A mask instead of a look-up: its gradient is no scatter, which would be slow and, on GPUs, in any order.
         return jnp.sum(jnp.where(jnp.arange(self.widths[-1]) == action, logp, 0))
 
+    def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
+        """How undecided the policy is at an observation."""
+        logp = jax.nn.log_softmax(forward(params, obs))
+        return -jnp.sum(jnp.exp(logp) * logp)
+
     def regularity_within(self, radius: float, observation: float) -> tuple[float, float, float]:
         """G, M and Lambda of Assumption 2 on |theta| <= radius, for observations of bounded norm."""
         return softmax_of_network(self.widths, radius, observation)
@@ -86,6 +91,10 @@ class GaussianMLP(eqx.Module):
     def log_prob(self, params: Params, obs: Float[Array, " d"], action: Float[Array, " a"]) -> Float[Array, ""]:
         z = (action - forward(params["mean"], obs)) * jnp.exp(-params["log_std"])
         return -jnp.sum(0.5 * z**2 + params["log_std"] + 0.5 * np.log(2 * np.pi))
+
+    def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
+        """How undecided the policy is, the same at every observation."""
+        return jnp.sum(params["log_std"] + 0.5 * np.log(2 * np.pi * np.e))
 
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:

@@ -36,8 +36,17 @@ class TableSoftmax(eqx.Module):
     def log_prob(self, params: Float[Array, "S A"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
         return jax.nn.log_softmax(params)[obs, action]
 
+    def entropy(self, params: Float[Array, "S A"], obs: Int[Array, ""]) -> Float[Array, ""]:
+        """How undecided the policy is in a state."""
+        return entropies(jax.nn.log_softmax(params))[obs]
+
     def probabilities(self, params: Float[Array, "S A"]) -> Float[Array, "S A"]:
         return jax.nn.softmax(params)
+
+
+def entropies(logp: Float[Array, "S A"]) -> Float[Array, " S"]:
+    """Of each row of a table of log-probabilities."""
+    return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
 class LogLinearSoftmax(eqx.Module):
@@ -46,6 +55,14 @@ class LogLinearSoftmax(eqx.Module):
     features: Float[Array, "S A d"]
 
     noise = 1
+
+    @property
+    def states(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def actions(self) -> int:
+        return self.features.shape[1]
 
     @property
     def B(self) -> float:  # noqa: N802
@@ -76,6 +93,10 @@ class LogLinearSoftmax(eqx.Module):
 
     def log_prob(self, params: Float[Array, " d"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
         return jax.nn.log_softmax(self._logits(params))[obs, action]
+
+    def entropy(self, params: Float[Array, " d"], obs: Int[Array, ""]) -> Float[Array, ""]:
+        """How undecided the policy is in a state."""
+        return entropies(jax.nn.log_softmax(self._logits(params)))[obs]
 
     def probabilities(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
         return jax.nn.softmax(self._logits(params))

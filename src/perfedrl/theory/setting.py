@@ -33,6 +33,15 @@ def settings(algorithm: Any) -> Settings:
     """The settings of an algorithm that the theory covers."""
     if isinstance(algorithm, PerFedAvgPG):
         a = algorithm
+        beyond = {
+            "adaptation_steps": a.adaptation_steps > 1,
+            "control": a.control != "none",
+            "clip": a.clip is not None,
+            "learn_alpha": a.learn_alpha != "no",
+        }
+        if any(beyond.values()):
+            named = ", ".join(name for name, used in beyond.items() if used)
+            raise UserError(f"the theory covers Per-FedAvg-PG as in the paper: leave out {named}")
         variant: Variant = "exact" if a.variant == "exact" else "first-order"
         m_h = a.m_h if variant == "exact" else 0
         return Settings(float(a.alpha), float(a.beta), a.local_steps, a.m_in, m_h, a.m_out, variant)

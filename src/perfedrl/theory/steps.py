@@ -39,8 +39,7 @@ class Trace(NamedTuple):
 
 def trace(fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0, start: int = 0) -> Trace:
     """The steps that `simulate` takes with these arguments, kept."""
-    if not hasattr(algorithm, "step"):
-        raise UserError(f"{type(algorithm).__name__} does not show its local steps")
+    settings(algorithm)
     theta = first_parameters(policy, start)
     return Trace(jax.tree.map(np.asarray, _trace(algorithm, Sampled(policy), fleet.train, theta, seed, rounds)))
 
@@ -50,8 +49,10 @@ def _trace(algorithm: Any, agent: Any, tasks: Any, theta: Params, seed: Whole, r
     keys = agent_keys(seed, tasks)
 
     def local(objective: Objective, theta: Params, key) -> tuple[Params, Params]:
-        step = lambda theta, k: (algorithm.step(objective, theta, StepKeys(*k)), theta)  # noqa: E731
-        return jax.lax.scan(step, theta, jax.random.split(key, (algorithm.local_steps, len(StepKeys._fields))))
+        step = lambda carry, k: (algorithm.step(objective, carry, StepKeys(*k)), carry[0])  # noqa: E731
+        keys = jax.random.split(key, (algorithm.local_steps, len(StepKeys._fields)))
+        (last, _), path = jax.lax.scan(step, (theta, ()), keys)
+        return last, path
 
     def one_round(theta: Params, k):
         last, path = jax.vmap(lambda task, key: local(agent(task), theta, jax.random.fold_in(key, k)))(tasks, keys)

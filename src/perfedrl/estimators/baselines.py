@@ -1,0 +1,133 @@
+"""Baselines: what to subtract from a decision's reward-to-go so that its weight varies less and no mean changes.
+
+Each is a function `(policy, params, batch, returns, discount) -> [m, T]`. What it says of a decision may depend on the
+decision's state, on other trajectories, and on anything from before the batch was drawn, but not on the actions of its
+own trajectory from there on: then every estimate that was unbiased stays so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from perfedrl.errors import UserError
+from perfedrl.estimators.returns import largest_to_go
+from perfedrl.registry import registry
+from perfedrl.types import Array, Params, Trajectory
+
+Baseline = Callable[..., Array | None]
+
+MOST_FOLDS, ITERATIONS = 10, 12
+FEW_COMPONENTS = 6
+"""Observations of at most so many components enter with all their products, longer ones with their squares."""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No baseline, as in the paper."""
+
+    def __call__(self, policy: Any, params: Params, batch: Trajectory, returns: Array, discount: float) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class LeaveOneOut:
+    """The mean reward-to-go of the batch's other trajectories at the same decision; with one trajectory, nothing."""
+
+    def __call__(
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+    ) -> Float[Array, "m T"]:
+        return (jnp.sum(returns, axis=0) - returns) / max(len(returns) - 1, 1)
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Linear in features of state and time, fitted by ridge regression on trajectories other than the decision's own.
+
+    The batch is cut into at most ten parts, and each is predicted from the rest, so nothing further is sampled.
+    """
+
+    strength: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.strength < float("inf"):
+            raise UserError(f"ridge: strength must be a finite number > 0; it is {self.strength}")
+
+    def __call__(
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+    ) -> Float[Array, "m T"]:
+        phi = features(policy, batch, discount)
+        w = others_fit(phi, returns, self.strength)
+        return jnp.sum(phi * w[np.arange(len(returns)) % len(w)][:, None], axis=-1)
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A value network that is part of the parameters: the policy 'actor-critic' learns it along with the policy."""
+
+    def __call__(
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+    ) -> Float[Array, "m T"]:
+        if not hasattr(policy, "values"):
+            raise UserError("the baseline 'critic' needs a policy with a value network, such as 'actor-critic'")
+        return jax.lax.stop_gradient(policy.values(params, batch)) * largest_to_go(batch, discount)
+
+
+def features(policy: Any, batch: Trajectory, discount: float) -> Float[Array, "m T p"]:
+    """Features of state and remaining time on the scale of the reward-to-go.
+
+    States that are numbers are told apart one by one; vectors enter with their squares and, if short, products.
+    """
+    obs, dtype = jax.tree.leaves(batch.obs), batch.reward.dtype
+    if hasattr(policy, "states") and len(obs) == 1:
+        x = jax.nn.one_hot(obs[0], policy.states, dtype=dtype)
+    else:
+        flat = jnp.concatenate([o.reshape(*batch.reward.shape, -1).astype(dtype) for o in obs], axis=-1)
+        first, second = np.triu_indices(flat.shape[-1])
+        if flat.shape[-1] > FEW_COMPONENTS:
+            first = second = np.arange(flat.shape[-1])
+        x = jnp.concatenate([jnp.ones_like(flat[..., :1]), flat, flat[..., first] * flat[..., second]], axis=-1)
+    T = batch.reward.shape[-1]
+    left = 1 - jnp.arange(T, dtype=dtype)[:, None] / T
+    return jnp.concatenate([x, x * left], axis=-1) * (largest_to_go(batch, discount) * batch.mask)[..., None]
+
+
+def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength: float) -> Float[Array, "k p"]:
+    """Ridge coefficients for each of k parts of a batch (trajectory i is in part i mod k), fitted on the others."""
+    m, _, p = phi.shape
+    folds = min(m, MOST_FOLDS)
+    member = (np.arange(m) % folds == np.arange(folds)[:, None]).astype(phi.dtype)
+    gram = jnp.einsum("km,mtp,mtq->kpq", member, phi, phi)
+    moment = jnp.einsum("km,mtp,mt->kp", member, phi, target)
+    system = jnp.sum(gram, axis=0) - gram + strength * m * jnp.eye(p, dtype=phi.dtype)
+    return conjugate_gradients(system, jnp.sum(moment, axis=0) - moment)
+
+
+def conjugate_gradients(A: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Float[Array, "k p"]:
+    """Solve A x = b for k positive definite systems, nearly: any function of the others' data is a valid baseline.
+
+    A fixed number of iterations without a library call, which would stall inside a compiled loop on two cores.
+    """
+    tiny = np.finfo(b.dtype).tiny
+
+    def step(carry: tuple, _: None) -> tuple[tuple, None]:
+        x, r, d, rr = carry
+        Ad = jnp.sum(A * d[:, None, :], axis=-1)
+        a = rr / jnp.maximum(jnp.sum(d * Ad, axis=-1), tiny)
+        x, r = x + a[:, None] * d, r - a[:, None] * Ad
+        new = jnp.sum(r * r, axis=-1)
+        return (x, r, r + (new / jnp.maximum(rr, tiny))[:, None] * d, new), None
+
+    return jax.lax.scan(step, (jnp.zeros_like(b), b, b, jnp.sum(b * b, axis=-1)), length=ITERATIONS)[0][0]
+
+
+def ridge(strength: float = 1e-3) -> Ridge:
+    """Ridge regression on features of state and time, fitted on other trajectories of the batch."""
+    return Ridge(strength)
+
+
+BASELINES = registry("baseline", none=Nothing, leave_one_out=LeaveOneOut, ridge=ridge, critic=Critic)

@@ -1,0 +1,139 @@
+"""Curvature control: how much of a noisy curvature term to believe.
+
+A control turns an agent's estimate of alpha H v into the term that is added to v. As the curvature batch grows, each
+tends to the exact estimator, and as it shrinks to nothing, to the first-order one.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.errors import UserError
+from perfedrl.estimators.objective import Objective
+from perfedrl.registry import registry
+from perfedrl.types import Array, Params
+
+MEMORY = 0.9
+"""The share that what is known of signal and noise keeps from step to step."""
+
+
+@runtime_checkable
+class Control(Protocol):
+    """Hashable; what it remembers from step to step stays with the agent."""
+
+    def init(self) -> PyTree: ...
+
+    def __call__(
+        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+    ) -> tuple[Params, PyTree]:
+        """The term to add to v, from m trajectories, and what to remember."""
+        ...
+
+
+@dataclass(frozen=True)
+class Uncontrolled:
+    """The estimate as it is, eq. (7)."""
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+    ) -> tuple[Params, PyTree]:
+        return term(agent, theta, alpha, v, key, m), state
+
+
+@dataclass(frozen=True)
+class Limited:
+    """The estimate, shortened where it is longer than limit sqrt(m) |v|.
+
+    The noise of a mean over m trajectories has a length of order 1/sqrt(m), so the limit loosens as it abates.
+    """
+
+    limit: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit < float("inf"):
+            raise UserError(f"limit must be a finite number > 0; it is {self.limit}")
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def __call__(
+        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+    ) -> tuple[Params, PyTree]:
+        longest = self.limit * m**0.5 * optax.tree.norm(v)
+        return shortened(term(agent, theta, alpha, v, key, m), longest), state
+
+
+class Known(NamedTuple):
+    """Running means, relative to |v|^2: of the squared length of the term's mean, estimated without bias, and of the
+    squared length of the estimate itself, which holds its noise too."""
+
+    signal: Float[Array, ""]
+    signal_and_noise: Float[Array, ""]
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """The estimate times the share of its squared length that is signal, as far as that is known.
+
+    Two halves of the batch have independent noise: their inner product estimates the squared length of the mean
+    without bias. Both are averaged over steps, since a single step says little.
+    """
+
+    def init(self) -> Known:
+        return Known(jnp.zeros(()), jnp.zeros(()))
+
+    def __call__(
+        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: Known
+    ) -> tuple[Params, Known]:
+        if m < 2:
+            return jax.tree.map(jnp.zeros_like, v), state
+        one, two = (term(agent, theta, alpha, v, k, m // 2) for k in jax.random.split(key))
+        mean = optax.tree.scale(0.5, optax.tree.add(one, two))
+        tiny = jnp.finfo(state.signal.dtype).tiny
+        scale = (1 - MEMORY) / jnp.maximum(dot(v, v), tiny)
+        now = Known(
+            MEMORY * state.signal + scale * dot(one, two), MEMORY * state.signal_and_noise + scale * dot(mean, mean)
+        )
+        share = jnp.clip(now.signal / jnp.maximum(now.signal_and_noise, tiny), 0, 1)
+        return optax.tree.scale(share, mean), now
+
+
+def term(agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
+    """alpha H v from m trajectories; H (alpha v) where every parameter has its own step size. None without any."""
+    if m == 0:
+        return jax.tree.map(jnp.zeros_like, v)
+    if is_number(alpha):
+        return optax.tree.scale(alpha, agent.curvature(theta, v, key, m))
+    return agent.curvature(theta, times(alpha, v), key, m)
+
+
+def times(alpha: Params, tree: Params) -> Params:
+    """Alpha times a tree, where alpha is a number or a tree like it."""
+    if is_number(alpha):
+        return optax.tree.scale(alpha, tree)
+    return jax.tree.map(lambda a, x: a * x, alpha, tree)
+
+
+def is_number(alpha: Params) -> bool:
+    return jax.tree.structure(alpha) == jax.tree.structure(0) and jnp.ndim(alpha) == 0
+
+
+def shortened(tree: Params, longest: Array | float) -> Params:
+    """A tree scaled down to a length where it is longer."""
+    length = optax.tree.norm(tree)
+    return optax.tree.scale(jnp.minimum(1, longest / jnp.maximum(length, jnp.finfo(length.dtype).tiny)), tree)
+
+
+def dot(x: Params, y: Params) -> Float[Array, ""]:
+    """The inner product of two trees, by sums: the order of a dot product could depend on what runs beside it."""
+    return sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
+
+
+CONTROLS = registry("curvature control", none=Uncontrolled, limit=Limited, shrink=Shrunk)

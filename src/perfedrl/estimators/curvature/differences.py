@@ -1,0 +1,50 @@
+"""Central differences of policy gradients along the direction: curvature without second derivatives."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from jaxtyping import PRNGKeyArray
+
+from perfedrl.errors import UserError
+from perfedrl.types import Params
+
+
+@dataclass(frozen=True)
+class CentralDifferences:
+    """(grad J(theta + eps v/|v|) - grad J(theta - eps v/|v|)) |v| / 2 eps, half of the trajectories on each side.
+
+    The idea of Per-FedAvg's Hessian-free variant. The step has the length eps whatever v is. With `common` random
+    numbers both sides play with the same uniforms, so that much of the noise cancels; else each draws its own.
+    """
+
+    step: float = 0.3
+    common: bool = True
+
+    bias = "eps^2: that of the central difference"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step < float("inf"):
+            raise UserError(f"central differences: step must be a finite number > 0; it is {self.step}")
+
+    def __call__(self, agent: Any, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
+        if m < 2:
+            raise UserError(f"central differences need at least two curvature trajectories, one a side; m_h is {m}")
+        length = optax.tree.norm(v)
+        unit = optax.tree.scale(1 / jax.numpy.maximum(length, 1e-30), v)
+        above, below = (key, key) if self.common else jax.random.split(key)
+        side = lambda sign, key: agent.gradient(  # noqa: E731
+            optax.tree.add_scale(params, sign * self.step, unit), key, m // 2
+        )
+        return optax.tree.scale(length / (2 * self.step), optax.tree.sub(side(1, above), side(-1, below)))
+
+
+def central_common(step: float = 0.3) -> CentralDifferences:
+    """Central differences under common random numbers."""
+    return CentralDifferences(step, common=True)
+
+
+def central_fresh(step: float = 0.3) -> CentralDifferences:
+    """Central differences with fresh random numbers on each side."""
+    return CentralDifferences(step, common=False)

@@ -1,0 +1,99 @@
+"""The automatic split of a trajectory budget between the outer gradient and its curvature term."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from perfedrl.estimators.control import MEMORY, dot, term
+from perfedrl.estimators.meta import StepKeys, Way, adaptation
+from perfedrl.estimators.objective import Objective
+from perfedrl.types import Array, Params
+
+SHARES = (0.0, 0.25, 0.5, 0.75)
+"""What a curvature batch may take of the budget, but never less than the two trajectories that keep watching."""
+
+LEAST = 2
+
+
+class Moments(NamedTuple):
+    """What an agent knows, as running means: the variance of one trajectory's outer gradient and of its curvature term,
+    and the squared length of that term's mean, all estimated without bias; and the weight of what was seen so far."""
+
+    outer: Float[Array, ""]
+    curvature: Float[Array, ""]
+    signal: Float[Array, ""]
+    seen: Float[Array, ""]
+
+
+def unknown() -> Moments:
+    """Nothing seen yet."""
+    return Moments(*[jnp.zeros(())] * 4)
+
+
+def menu(budget: int) -> list[int]:
+    """The curvature batches to choose from; the outer batch gets the rest, at least two trajectories."""
+    return sorted({min(max(LEAST, round(share * budget)), budget - LEAST) for share in SHARES})
+
+
+def error(known: Moments, m_h: Array, m_out: Array) -> Array:
+    """The mean squared error of outer gradient plus optimally shrunk curvature term, by the batches' sizes."""
+    noise = known.curvature / m_h
+    signal = jnp.maximum(known.signal, 0)
+    return known.outer / m_out + signal * noise / jnp.maximum(signal + noise, jnp.finfo(noise.dtype).tiny)
+
+
+def choose(known: Moments, budget: int) -> Int[Array, ""]:
+    """Which entry of the menu promises the least error; the middle one as long as nothing is known."""
+    sizes = jnp.asarray(menu(budget))
+    best = jnp.argmin(error(known, sizes, budget - sizes))
+    return jnp.where(known.seen > 0, best, len(sizes) // 2)
+
+
+class Split(NamedTuple):
+    """A meta-gradient, the adaptation it belongs to, its outer gradient, and what is known after it."""
+
+    gradient: Params
+    way: Way
+    outer: Params
+    known: Moments
+
+
+def split_gradient(
+    agent: Objective, theta: Params, alpha: Params, keys: StepKeys, m_in: int, budget: int, known: Moments
+) -> Split:
+    """(I + alpha s H-hat) g_out with the budget split where it helps most and s the optimal shrinkage.
+
+    Outer and curvature batches are drawn in halves, whose difference shows their noise.
+    """
+    way = adaptation(agent, theta, alpha, keys.inner, m_in)
+
+    def with_batch(m_h: int) -> tuple[Params, Params, Moments]:
+        m_out = budget - m_h
+        g, noise_g, _ = halves(lambda key, m: agent.gradient(way.end, key, m), keys.outer, m_out)
+        c, noise_c, signal = halves(lambda key, m: term(agent, theta, alpha, g, key, m), keys.curvature, m_h)
+        # The moments of a trajectory's curvature term go with |g|^2, which changes faster than they do.
+        now = Moments(noise_g, noise_c, signal, jnp.ones(()))
+        now = jax.tree.map(lambda old, new: MEMORY * old + (1 - MEMORY) * new, known, now)
+        left = jnp.maximum(now.signal, 0)
+        share = left / jnp.maximum(left + now.curvature / m_h, jnp.finfo(left.dtype).tiny)
+        return optax.tree.add_scale(g, share, c), g, now
+
+    sizes = menu(budget)
+    chosen = choose(known, budget)
+    if agent.traceable:
+        gradient, g, known = jax.lax.switch(chosen, [lambda m=m: with_batch(m) for m in sizes])
+    else:
+        gradient, g, known = with_batch(sizes[int(chosen)])
+    return Split(gradient, way, g, known)
+
+
+def halves(estimate, key: PRNGKeyArray, m: int) -> tuple[Params, Array, Array]:
+    """An estimate from m trajectories by halves; one trajectory's variance and the mean's squared length, unbiased."""
+    sizes = m // 2, m - m // 2
+    one, two = (estimate(k, n) for k, n in zip(jax.random.split(key), sizes, strict=True))
+    mean = jax.tree.map(lambda x, y: (sizes[0] * x + sizes[1] * y) / m, one, two)
+    apart = optax.tree.sub(one, two)
+    return mean, dot(apart, apart) / (1 / sizes[0] + 1 / sizes[1]), dot(one, two)

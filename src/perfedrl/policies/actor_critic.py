@@ -1,0 +1,78 @@
+"""A policy with a value network beside it, learned along and averaged with it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.policies.base import Policy
+from perfedrl.policies.mlp import check_widths, forward, gaussian_mlp, init_layers, mlp, observation_size
+from perfedrl.types import Array, Noise, Params, Trajectory
+
+
+class ActorCritic(eqx.Module):
+    """Parameters are {"actor": the policy's, "critic": a value network's}, and gradients have both parts.
+
+    The critic sees the observation and the share of the horizon that is left, and says which share of the largest
+    reward-to-go the policy gets from there. It climbs along with the policy, on minus `rate` times half its squared
+    error: in training, in adaptation and at deployment. As a baseline it comes from before the batch that it is
+    subtracted from, so no estimate becomes biased by it.
+    """
+
+    actor: Policy
+    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    rate: float = eqx.field(static=True, default=1.0)
+
+    def __check_init__(self) -> None:
+        check_widths(self.widths)
+        if not 0 < self.rate < float("inf"):
+            raise UserError(f"the critic's rate must be a finite number > 0; it is {self.rate}")
+
+    @property
+    def noise(self) -> int:
+        return self.actor.noise
+
+    def __getattr__(self, name: str) -> Any:
+        """What a policy says of its actions, as its actor does."""
+        if name in ("actions", "action_size"):
+            return getattr(self.actor, name)
+        raise AttributeError(name)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        actor, critic = jax.random.split(key)
+        return {"actor": self.actor.init(actor), "critic": init_layers(critic, self.widths)}
+
+    def sample(self, params: Params, obs: PyTree[Array], u: Noise) -> PyTree[Array]:
+        return self.actor.sample(params["actor"], obs, u)
+
+    def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]:
+        return self.actor.log_prob(params["actor"], obs, action)
+
+    def entropy(self, params: Params, obs: PyTree[Array]) -> Float[Array, ""]:
+        return self.actor.entropy(params["actor"], obs)
+
+    def values(self, params: Params, batch: Trajectory) -> Float[Array, "m T"]:
+        """What the critic says of every state that a batch visited."""
+        m, T = batch.reward.shape
+        left = jnp.broadcast_to(1 - jnp.arange(T, dtype=batch.reward.dtype) / T, (m, T))
+        value = lambda obs, left: forward(params["critic"], jnp.append(obs, left))[0]  # noqa: E731
+        return jax.vmap(jax.vmap(value))(batch.obs, left)
+
+    def value_fit(self, params: Params, batch: Trajectory, target: Float[Array, "m T"]) -> Float[Array, ""]:
+        """Minus `rate` times half the critic's mean squared error on a batch."""
+        error = (self.values(params, batch) - target) * batch.mask
+        return -0.5 * self.rate * jnp.sum(error**2) / target.size
+
+
+def actor_critic(
+    fleet: Fleet, hidden: Sequence[int] = (32,), critic: Sequence[int] = (32,), rate: float = 1.0
+) -> ActorCritic:
+    """An MLP policy and a value network; with `baseline = "critic"` the latter takes noise off the former's gradients."""
+    make = mlp if isinstance(getattr(fleet.train, "actions", None), int) else gaussian_mlp
+    actor = make(fleet, hidden)
+    return ActorCritic(actor, (observation_size(fleet, "actor-critic") + 1, *critic, 1), rate)
