@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import Baseline, Curvature, Objective, Sampled
+from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
 from perfedrl.evaluation import Evaluation, auto, before_and_after, deploy, exact
 from perfedrl.exact import Exact, float64
 from perfedrl.history import Deployment, History
@@ -227,14 +227,14 @@ def simulate(
     every: int = 1,
     noiseless: bool = False,
     chunk: int | None = None,
-    curvature: str | Curvature = "score",
-    baseline: str | Baseline = "none",
+    curvature: str | Curvature = CURVATURE,
+    baseline: str | Baseline = BASELINE,
     entropy: float = 0.0,
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
     `noiseless` replaces sampling by exact gradients and curvature; else `curvature`, `baseline` and `entropy` say how
-    they are estimated, the paper's way when left out. For another evaluation or an objective of one's own, make a
+    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). For another evaluation or an objective of one's own, make a
     `Simulation`.
     """
     if rounds < 1 or every < 1:

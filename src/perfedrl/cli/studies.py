@@ -57,12 +57,14 @@ def demo(
 
 def reproduce(
     experiments: Annotated[
-        list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, theory, or all.", metavar="EXPERIMENT...")
+        list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, theory, curvature, fewshot, or all.", metavar="EXPERIMENT...")
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="A faithful miniature: fewer seeds, smaller curvature batches.")
     ] = False,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; 10 as in the paper when left out.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds; as many as each is meant for when left out, 10 or 20.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the claims to this file.")] = None,
     report: ReportFile = None,
     figures: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("figures"),
@@ -71,46 +73,46 @@ def reproduce(
     restart: Restart = False,
     compile_cache: Cache = True,
 ) -> None:
-    """Repeat experiments of the paper: train what is missing, check every claim, draw the figures.
+    """Repeat experiments, the paper's and those beyond it: train what is missing, check claims, draw the figures.
 
     Examples: perfedrl reproduce e1 --quick; perfedrl reproduce all --json claims.json --report report.html
     """
     from perfedrl.report import page, reports, static  # the drawing libraries are slow to import
 
     chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
-    count = seeds or (paper.QUICK_SEEDS if quick else paper.SEEDS)
     check_folder(figures)
     for file in (json_file, report):
         if file:
             check_file(file)
     compilation.use_all_cores()
-    configs = paper.all_configs(chosen, count, quick)
+    configs = paper.all_configs(chosen, seeds, quick)
     if only_saved:
         trained = saved(configs, runs)
     else:
         with training(restart) as progress:
             trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
-    claims, plots = findings(chosen, count, quick, trained)
-    out.print(tables.claims(claims, count if trained else None))
+    claims, plots = findings(chosen, seeds, quick, trained)
+    out.print(tables.claims(claims, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
         write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
         written.append(json_file)
     if report:
         written.append(
-            page.write(reports.of_reproduction(chosen, count, claims, plots, trained, command_line()), report)
+            page.write(reports.of_reproduction(chosen, claims, plots, trained, command_line()), report)
         )
     wrote(written)
 
 
-def findings(chosen: list[Any], seeds: int, quick: bool, trained: list[Any]) -> tuple[list[Any], list[Any]]:
+def findings(chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any]) -> tuple[list[Any], list[Any]]:
     """The claims and the figures of some experiments, from all their runs."""
     from perfedrl.report.figures import FIGURES
 
     run_of = {run.config.folder: run for run in trained}
     claims, plots = [], []
     for experiment in chosen:
-        done = {key: run_of[config.folder] for key, config in experiment.configs(seeds, quick).items()}
+        wanted = experiment.configs(paper.seeds_of(experiment, seeds, quick), quick)
+        done = {key: run_of[config.folder] for key, config in wanted.items()}
         with measuring(experiment.name) as progress:
             evidence = experiment.measure(done, progress)
         claims += experiment.claims(evidence)

@@ -100,9 +100,12 @@ def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength
     """Ridge coefficients for each of k parts of a batch (trajectory i is in part i mod k), fitted on the others."""
     m, _, p = phi.shape
     folds = min(m, MOST_FOLDS)
-    member = (np.arange(m) % folds == np.arange(folds)[:, None]).astype(phi.dtype)
-    gram = jnp.einsum("km,mtp,mtq->kpq", member, phi, phi)
-    moment = jnp.einsum("km,mtp,mt->kp", member, phi, target)
+    by_fold = lambda x: jnp.swapaxes(  # noqa: E731
+        jnp.pad(x, ((0, -m % folds), (0, 0), (0, 0))).reshape(-1, folds, *x.shape[1:]), 0, 1
+    ).reshape(folds, -1, x.shape[-1])
+    x, y = by_fold(phi), by_fold(target[..., None])
+    gram = jnp.einsum("knp,knq->kpq", x, x)
+    moment = jnp.sum(x * y, axis=1)
     system = jnp.sum(gram, axis=0) - gram + strength * m * jnp.eye(p, dtype=phi.dtype)
     return conjugate_gradients(system, jnp.sum(moment, axis=0) - moment)
 

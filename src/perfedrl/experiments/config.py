@@ -17,7 +17,7 @@ from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
-from perfedrl.estimators import BASELINES, CURVATURES, Sampled
+from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES, Sampled
 from perfedrl.evaluation import EVALUATIONS, Evaluation, check_estimates
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import shortened
@@ -55,8 +55,8 @@ class Config(BaseModel):
     policy: dict[str, Any]
     algorithm: dict[str, Any]
     evaluation: dict[str, Any] = Field(default={"name": "auto"}, validate_default=True)
-    curvature: dict[str, Any] = Field(default={"name": "score"}, validate_default=True)
-    baseline: dict[str, Any] = Field(default={"name": "none"}, validate_default=True)
+    curvature: dict[str, Any] = Field(default={"name": CURVATURE}, validate_default=True)
+    baseline: dict[str, Any] = Field(default={"name": BASELINE}, validate_default=True)
     entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @field_validator("name")

@@ -71,7 +71,7 @@ def named_leaves(tree: Any) -> dict[str, np.ndarray]:
     """The leaves of a pytree by their paths, "0.weight", say; a single array is called "theta"."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".") or "theta"  # noqa: E731
-    return {name(path): np.ascontiguousarray(leaf) for path, leaf in paths}
+    return {name(path): np.asarray(leaf, order="C") for path, leaf in paths}
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

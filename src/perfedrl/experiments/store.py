@@ -32,7 +32,7 @@ try:
 except ImportError:  # Windows has no such locks; there a second process is not noticed
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the layout of a run changes; a run of another format is refused."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")

@@ -56,7 +56,6 @@ def of_demo(runs: Mapping[str, Run], command: str) -> page.Report:
 
 def of_reproduction(
     experiments: Sequence[Experiment],
-    seeds: int,
     claims: Sequence[Claim],
     plots: Sequence[Plot],
     runs: Sequence[Run],
@@ -67,7 +66,7 @@ def of_reproduction(
     return page.Report(
         title="The paper's experiments, reproduced",
         summary=f"{sum(c.met for c in claims)} of {len(claims)} claims met. Every number stands beside the paper's"
-        + (f", those of runs with their 95 % interval over {seeds} seeds." if runs else "."),
+        + (f", those of runs with their 95 % interval over {tables.seeds(runs)}." if runs else "."),
         command=command,
         facts={"experiments": names, **(about(runs[-1]) if runs else {})},
         tables=[page.claims(claims)],

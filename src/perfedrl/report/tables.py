@@ -107,20 +107,25 @@ def demo_cells(row: Row) -> tuple[str, ...]:
     return str(row.trajectories) if row.trajectories else "none", *shown
 
 
-def claims(checked: Sequence[Claim], seeds: int | None) -> Table:
+def claims(checked: Sequence[Claim], runs: Sequence[Run]) -> Table:
     """The paper's numbers beside ours, and how many seeds were trained, if any."""
     caption = f"{sum(claim.met for claim in checked)} of {len(checked)} claims met"
-    table = Table(*CLAIMS_HEADER, title=f"{seeds} seeds" if seeds else None, caption=caption)
+    table = Table(*CLAIMS_HEADER, title=seeds(runs) if runs else None, caption=caption)
     for claim in checked:
         *cells, met = claim_cells(claim)
         table.add_row(*cells, met if claim.met else f"[red]{met}[/]")
     return table
 
 
+def seeds(runs: Sequence[Run]) -> str:
+    """How many seeds some runs have."""
+    return " or ".join(map(str, sorted({len(run.config.seeds) for run in runs}))) + " seeds"
+
+
 def claim_cells(c: Claim) -> tuple[str, ...]:
     """A claim as a row."""
     measured = number(c.measured), span(c.low, c.high)
-    return c.experiment, c.claim, f"{c.paper:g}", *measured, "yes" if c.met else "no"
+    return c.experiment, c.claim, "–" if np.isnan(c.paper) else f"{c.paper:g}", *measured, "yes" if c.met else "no"
 
 
 def parts(registry: Registry, with_parameters: bool = True) -> Table:
@@ -128,7 +133,7 @@ def parts(registry: Registry, with_parameters: bool = True) -> Table:
     table = Table("name", "parameters (and defaults)", "what") if with_parameters else Table("name", "what")
     for name, factory in registry.items():
         about = escape((factory.__doc__ or "").strip().partition("\n")[0])
-        taken = [key + default(p) for key, p in registry.parameters(name).items() if key not in ("fleet", "policy")]
+        taken = [key + default(p) for key, p in registry.parameters(name).items() if key not in ("fleet", "agent")]
         table.add_row(name, *([escape(", ".join(taken))] if with_parameters else []), about)
     return table
 

@@ -17,7 +17,7 @@ from perfedrl import exact
 from perfedrl.compilation import jit
 from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
-from perfedrl.estimators import Sampled, StepKeys, first_order_gradient, meta_gradient
+from perfedrl.estimators import PAPER, Sampled, StepKeys, first_order_gradient, meta_gradient
 from perfedrl.policies import TablePolicy
 from perfedrl.theory.bounds import Variant
 from perfedrl.theory.listing import Listing, PerTrajectory, batches, listing, per_trajectory
@@ -146,7 +146,7 @@ def sampled(
 @exact.float64
 @partial(jit, static_argnums=(5, 6, 7))
 def _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates):
-    agent = Sampled(policy)(mdp)
+    agent = Sampled(policy, **PAPER)(mdp)
     flat, unravel = ravel_pytree(theta)
     gradient = lambda x: ravel_pytree(jax.grad(partial(exact.J, policy, mdp))(unravel(x)))[0]  # noqa: E731
     product = lambda x, v: jax.jvp(gradient, (x,), (v,))[1]  # noqa: E731

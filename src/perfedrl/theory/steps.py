@@ -11,7 +11,7 @@ from perfedrl.algorithms import average
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, Sampled, StepKeys
+from perfedrl.estimators import PAPER, Objective, Sampled, StepKeys
 from perfedrl.lanes import agent_keys
 from perfedrl.theory.setting import first_parameters
 from perfedrl.types import Params, Whole
@@ -38,10 +38,10 @@ class Trace(NamedTuple):
 
 
 def trace(fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0, start: int = 0) -> Trace:
-    """The steps that `simulate` takes with these arguments, kept."""
+    """The steps that `simulate` takes with these arguments and the paper's estimators, kept."""
     settings(algorithm)
     theta = first_parameters(policy, start)
-    return Trace(jax.tree.map(np.asarray, _trace(algorithm, Sampled(policy), fleet.train, theta, seed, rounds)))
+    return Trace(jax.tree.map(np.asarray, _trace(algorithm, Sampled(policy, **PAPER), fleet.train, theta, seed, rounds)))
 
 
 @partial(jit, static_argnums=(5,))

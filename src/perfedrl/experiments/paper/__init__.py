@@ -4,20 +4,28 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.paper.beyond import CURVATURE, FEWSHOT
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs
 from perfedrl.experiments.paper.neural import E4, E5, E7
 from perfedrl.experiments.paper.tabular import E1, E3, E6
 from perfedrl.experiments.paper.theory import THEORY
 
-SEEDS, QUICK_SEEDS = 10, 4
+QUICK_SEEDS = 4
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY)})
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
+    {e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEWSHOT)}
+)
 
 
-def all_configs(experiments: Sequence[Experiment], seeds: int, quick: bool = False) -> list[Config]:
+def seeds_of(experiment: Experiment, seeds: int | None = None, quick: bool = False) -> int:
+    """How many seeds to repeat an experiment with: the given number, or as many as it is meant for."""
+    return seeds or (QUICK_SEEDS if quick else experiment.seeds)
+
+
+def all_configs(experiments: Sequence[Experiment], seeds: int | None = None, quick: bool = False) -> list[Config]:
     """Every config that some experiments need, once each."""
-    unique = {config.folder: config for e in experiments for config in e.configs(seeds, quick).values()}
-    return list(unique.values())
+    made = (config for e in experiments for config in e.configs(seeds_of(e, seeds, quick), quick).values())
+    return list({config.folder: config for config in made}.values())
 
 
-__all__ = ["EXPERIMENTS", "QUICK_SEEDS", "SEEDS", "Claim", "Experiment", "Runs", "all_configs"]
+__all__ = ["EXPERIMENTS", "QUICK_SEEDS", "Claim", "Experiment", "Runs", "all_configs", "seeds_of"]

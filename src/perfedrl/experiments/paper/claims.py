@@ -40,6 +40,8 @@ class Experiment:
     configs: Callable[[int, bool], dict[Any, Config]]
     claims: Callable[[Any], list[Claim]]
     measure: Callable[[Runs, Progress], Any] = lambda runs, _progress: runs
+    seeds: int = 10
+    """How many seeds it is meant for."""
 
 
 def final(run: Run) -> np.ndarray:

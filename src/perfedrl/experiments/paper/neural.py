@@ -3,6 +3,7 @@
 import numpy as np
 
 from perfedrl.envs.navigation import first_reach
+from perfedrl.estimators import PAPER
 from perfedrl.experiments.config import Config, make_config
 from perfedrl.experiments.paper.claims import (
     Claim,
@@ -36,9 +37,9 @@ REFERENCE, META, SCRATCH, SCRATCH_SHOWN = "fedavg-pg", "first-order", "from scra
 
 
 def arc(name: str, seeds: int, algorithm: dict, **settings) -> Config:
-    """A run on the paper's arc: K = 150, the 2-32-8 tanh network."""
+    """A run on the paper's arc: K = 150, the 2-32-8 tanh network, and its estimators unless told otherwise."""
     table = {"name": f"arc-{name}", "seeds": seeds, "rounds": 150, "fleet": {"env": "arc"}, "policy": {"name": "mlp"}}
-    return make_config({**table, "algorithm": algorithm, **settings})
+    return make_config({**table, **PAPER, "algorithm": algorithm, **settings})
 
 
 def curvature_configs(seeds: int, quick: bool) -> dict[int | str, Config]:

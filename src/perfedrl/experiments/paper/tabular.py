@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from perfedrl.estimators import PAPER
 from perfedrl.experiments.config import Config, make_config
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs, everywhere, final, near
 from perfedrl.experiments.stats import at_cost
@@ -36,17 +37,22 @@ def configs(alphas: Sequence[float]) -> Callable[[int, bool], dict[Key, Config]]
     return lambda seeds, _quick: {(v, alpha): tabular(v, alpha, seeds) for v in VARIANTS for alpha in alphas}
 
 
-def tabular(variant: str, alpha: float, seeds: int) -> Config:
-    """A run on the paper's gridworld: K = 80, tau = 5, beta = 0.3, thirty trajectories per local step at most."""
+def tabular(variant: str, alpha: float, seeds: int, beta: float = 0.3, label: str = "", **settings) -> Config:
+    """A run on the paper's gridworld: K = 80, tau = 5, thirty trajectories per local step at most.
+
+    With its beta and its estimators, unless told otherwise.
+    """
     return make_config(
         {
-            "name": f"grid-{variant}-alpha{alpha:g}",
+            "name": f"grid-{variant}{label}-alpha{alpha:g}",
             "seeds": seeds,
             "rounds": 80,
             "evaluate_every": 2,
             "fleet": {"env": "gridworld"},
             "policy": {"name": "table"},
-            "algorithm": {**VARIANTS[variant], "alpha": alpha, "beta": 0.3, "local_steps": 5},
+            "algorithm": {**VARIANTS[variant], "alpha": alpha, "beta": beta, "local_steps": 5},
+            **PAPER,
+            **settings,
         }
     )
 

@@ -1,0 +1,160 @@
+"""SG-MRL, federated like Per-FedAvg-PG: the sampled adaptation step is in the objective, and its noise is no bias."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+)
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError
+from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs, reward_to_go
+from perfedrl.estimators.control import MEMORY, shortened
+from perfedrl.types import Array, Params, Scalar, Trajectory
+
+
+class Seen(NamedTuple):
+    """The returns after adaptation that an agent has seen: a decaying sum, and the weight of what is in it."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]
+
+    @property
+    def mean(self) -> Float[Array, ""]:
+        """0 as long as nothing was seen."""
+        return self.total / jnp.maximum(self.weight, jnp.finfo(self.weight.dtype).tiny)
+
+    def with_another(self, value: Float[Array, ""]) -> "Seen":
+        return Seen(MEMORY * self.total + (1 - MEMORY) * value, MEMORY * self.weight + (1 - MEMORY))
+
+
+class SGMRL(eqx.Module):
+    """Learn an initialization that is good after a step along a sampled gradient (Fallah et al., 2021).
+
+    The paper's F_i(theta) = J_i(theta + alpha grad J_i(theta)) has the expected gradient inside, for which a batch can
+    only stand in, at a bias that goes with 1 / m_in. Here V_i(theta) = E_D[J_i(theta + alpha g(D; theta))], the
+    expectation over the m_in trajectories D outside: what an agent with so many can expect. Its gradient is estimated
+    without bias at any m_in, but as theta moves the law of D too, a score term joins it, with the noise of all of D.
+
+    `score_baseline` subtracts from the return that the score is multiplied with what the agent saw in earlier steps.
+    `clip`: the longest local step is beta times this. An entropy bonus and a critic, where there are any, are climbed
+    along with the return, but not credited to D; a critic is held fixed where g is differentiated.
+    """
+
+    alpha: Any
+    beta: Any
+    clip: Any
+    local_steps: int = eqx.field(static=True)
+    m_in: int = eqx.field(static=True)
+    m_out: int = eqx.field(static=True)
+    score_baseline: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        local_steps: int = 5,
+        m_in: int = 10,
+        m_out: int = 10,
+        clip: float | None = None,
+        score_baseline: bool = True,
+    ):
+        check_step_sizes(alpha, beta)
+        check_positive(clip=clip)
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        self.alpha, self.beta, self.clip = alpha, beta, clip
+        self.local_steps, self.m_in, self.m_out, self.score_baseline = local_steps, m_in, m_out, score_baseline
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * (self.m_in + self.m_out)
+
+    def init(self, params: Params) -> tuple[ServerState, Seen]:
+        return ServerState(params), Seen(jnp.zeros(()), jnp.zeros(()))
+
+    def client(self, message: Params, state: Seen, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Seen]:
+        """Tau local ascent steps along the estimated gradient of V_i."""
+        sampling = with_trajectories(agent, "sg-mrl")
+        return local_steps(partial(self.step, sampling), (message, state), agent, key, self.local_steps)
+
+    def step(self, agent: PolicyObjective, carry: tuple[Params, Seen], keys: StepKeys) -> tuple[Params, Seen]:
+        """One local ascent step; the score baseline is from before its batches."""
+        theta, seen = carry
+        baseline = seen.mean if self.score_baseline else 0.0
+        direction, value = debiased_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out, baseline)
+        if self.clip is not None:
+            direction = shortened(direction, self.clip)
+        return optax.tree.add_scale(theta, self.beta, direction), seen.with_another(value)
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message, self.alpha, key, m)
+
+
+def debiased_gradient(
+    agent: PolicyObjective, theta: Params, alpha: Scalar, keys: StepKeys, m_in: int, m_out: int, baseline: Scalar
+) -> tuple[Params, Float[Array, ""]]:
+    """Estimate grad V_i from an inner and an outer batch, without bias, and J_i after the step from the outer one.
+
+    (I + alpha grad g(D)) g_out, as theta moves the step, and (J_out - baseline) grad log q(D), as it moves the law
+    of D. Any baseline will do that does not depend on D.
+    """
+    inner = agent.sampler.sample(theta, keys.inner, m_in)
+    adapted = optax.tree.add_scale(theta, alpha, agent.gradient_of(theta, inner))
+    outer = agent.sampler.sample(adapted, keys.outer, m_out)
+    g_out = agent.gradient_of(adapted, outer)
+    value = jnp.mean(reward_to_go(outer, agent.discount)[:, 0])
+    moved, score = _through(agent.policy, agent.forms, agent.discount, theta, inner, g_out)
+    return jax.tree.map(lambda g, moved, s: g + alpha * moved + (value - baseline) * s, g_out, moved, score), value
+
+
+class Played(eqx.Module):
+    """A sampler of trajectories that were sampled before: what is computed from them can be compiled and derived."""
+
+    batch: Trajectory
+
+    traceable = True
+
+    def sample(self, params: Params, key: Any, m: int) -> Trajectory:
+        return self.batch
+
+
+def _moved_and_score(
+    policy: Any, forms: Forms, discount: float, theta: Params, batch: Trajectory, v: Params
+) -> tuple[Params, Params]:
+    """Grad g(D; theta) v, the Jacobian of the estimate at fixed trajectories, which is symmetric; grad log q(D; theta).
+
+    The Jacobian is the mean of grad^2 nu, without eq. (3)'s outer product: here that one is the score term's affair.
+    """
+    agent = PolicyObjective(Played(batch), policy, discount, forms)
+    log_q = lambda theta: jnp.sum(log_probs(policy.log_prob, theta, batch))  # noqa: E731
+    return jax.jvp(lambda theta: agent.gradient_of(theta, batch), (theta,), (v,))[1], jax.grad(log_q)(theta)
+
+
+_through = jit(_moved_and_score, static_argnums=(1, 2))
+
+
+def with_trajectories(agent: Objective, name: str) -> PolicyObjective:
+    """The agent, refused where it is not one that shows its trajectories."""
+    if not isinstance(agent, PolicyObjective):
+        raise UserError(
+            f"{name} needs agents that show their trajectories (a PolicyObjective: a sampler and a policy), "
+            f"which {type(agent).__name__} does not"
+        )
+    return agent

@@ -1,0 +1,192 @@
+"""Per-FedAvg-STORM: first-order Per-FedAvg-PG whose gradients carry over what earlier local steps estimated."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+)
+from perfedrl.algorithms.sg_mrl import with_trajectories
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError
+from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs
+from perfedrl.estimators.control import shortened
+from perfedrl.estimators.gradient import regularizer
+from perfedrl.estimators.objective import credit
+from perfedrl.types import Array, Params, Scalar, Trajectory
+
+LARGEST_LOG = 80.0
+"""Of a weight; float32 holds none much larger, and it is clipped anyway."""
+
+
+class Weights(NamedTuple):
+    """The importance weights of a round's inner and outer batches.
+
+    How many there were and how many of them were clipped, the sum of what was used, and the largest before clipping.
+    """
+
+    drawn: Float[Array, ""]
+    clipped: Float[Array, ""]
+    used: Float[Array, ""]
+    largest: Float[Array, ""]
+
+    def with_more(self, weights: Float[Array, " m"], limit: Scalar, begun: Float[Array, ""]) -> "Weights":
+        """With those of another step, which do not count in the first, where nothing was carried over."""
+        return Weights(
+            self.drawn + begun * len(weights),
+            self.clipped + begun * jnp.sum(weights > limit),
+            self.used + begun * jnp.sum(jnp.minimum(weights, limit)),
+            jnp.maximum(self.largest, begun * jnp.max(weights)),
+        )
+
+
+class Estimate(NamedTuple):
+    """A gradient estimate and the parameters that it is of."""
+
+    at: Params
+    gradient: Params
+
+
+class Going(NamedTuple):
+    """What goes from step to step of a round; `begun` is 0 in the first and 1 from then on."""
+
+    theta: Params
+    inner: Estimate
+    outer: Estimate
+    weights: Weights
+    begun: Float[Array, ""]
+
+
+class StormPG(eqx.Module):
+    """First-order Per-FedAvg-PG with recursive momentum (STORM) in the inner and the outer gradient of a round.
+
+    d_t = g(theta_t; xi_t) + (1 - momentum) (d_{t-1} - g_w(theta_{t-1}; xi_t)): the last estimate is carried over, less
+    what the new trajectories would have estimated there, by importance weights of at most `clip_weight`. As parameters
+    move little, noise cancels. A round starts from a plain estimate, as PAGE does, so that nothing stale crosses
+    rounds; with momentum = 1 every estimate is plain. `clip`: the longest local step is beta times this.
+    """
+
+    alpha: Any
+    beta: Any
+    momentum: Any
+    clip_weight: Any
+    clip: Any
+    local_steps: int = eqx.field(static=True)
+    m_in: int = eqx.field(static=True)
+    m_out: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        momentum: float = 0.3,
+        local_steps: int = 5,
+        m_in: int = 10,
+        m_out: int = 10,
+        clip_weight: float = 2.0,
+        clip: float | None = None,
+    ):
+        check_step_sizes(alpha, beta)
+        check_positive(momentum=momentum, clip_weight=clip_weight, clip=clip)
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        if momentum > 1:
+            raise UserError(f"momentum must be at most 1, where every estimate is fresh; it is {momentum}")
+        if clip_weight < 1:
+            raise UserError(f"clip_weight must be at least 1, the weight of equal parameters; it is {clip_weight}")
+        self.alpha, self.beta, self.momentum, self.clip_weight, self.clip = alpha, beta, momentum, clip_weight, clip
+        self.local_steps, self.m_in, self.m_out = local_steps, m_in, m_out
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * (self.m_in + self.m_out)
+
+    def init(self, params: Params) -> tuple[ServerState, Weights]:
+        return ServerState(params), no_weights()
+
+    def client(self, message: Params, state: Weights, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Weights]:
+        """Tau local ascent steps along the carried first-order meta-gradient; the state is a record of the weights."""
+        sampling = with_trajectories(agent, "per-fedavg-storm")
+        nothing = Estimate(message, jax.tree.map(jnp.zeros_like, message))
+        start = Going(message, nothing, nothing, no_weights(), jnp.zeros(()))
+        end = local_steps(partial(self.step, sampling), start, agent, key, self.local_steps)
+        return end.theta, end.weights
+
+    def step(self, agent: PolicyObjective, last: Going, keys: StepKeys) -> Going:
+        """One local ascent step: an inner estimate, the adapted parameters, an outer estimate there."""
+        keep = last.begun * (1 - self.momentum)
+        inner, w_in = carried(agent, last.theta, last.inner, keep, keys.inner, self.m_in, self.clip_weight)
+        adapted = optax.tree.add_scale(last.theta, self.alpha, inner.gradient)
+        outer, w_out = carried(agent, adapted, last.outer, keep, keys.outer, self.m_out, self.clip_weight)
+        direction = outer.gradient if self.clip is None else shortened(outer.gradient, self.clip)
+        weights = last.weights.with_more(jnp.concatenate([w_in, w_out]), self.clip_weight, last.begun)
+        theta = optax.tree.add_scale(last.theta, self.beta, direction)
+        return Going(theta, inner, outer, weights, jnp.ones_like(last.begun))
+
+    def diagnostics(self, state: Weights) -> dict[str, Array]:
+        """How the last round's importance weights were; all 0 where it had a single step, which needs none."""
+        drawn = np.maximum(state.drawn, 1)
+        return {
+            "weights clipped": state.clipped / drawn,
+            "mean weight": state.used / drawn,
+            "largest weight": state.largest,
+        }
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message, self.alpha, key, m)
+
+
+def no_weights() -> Weights:
+    return Weights(*[jnp.zeros(())] * 4)
+
+
+def carried(
+    agent: PolicyObjective, params: Params, last: Estimate, keep: Scalar, key: PRNGKeyArray, m: int, limit: Scalar
+) -> tuple[Estimate, Float[Array, " m"]]:
+    """The gradient from m trajectories, corrected by a share of the last estimate's error there, and their weights."""
+    batch = agent.sampler.sample(params, key, m)
+    g = agent.gradient_of(params, batch)
+    g_w, weights = _reweighted(agent.policy, agent.forms, agent.discount, params, last.at, batch, limit)
+    gradient = jax.tree.map(lambda new, old, again: new + keep * (old - again), g, last.gradient, g_w)
+    return Estimate(params, gradient), weights
+
+
+def reweighted_gradient(
+    policy: Any, forms: Forms, discount: float, params: Params, last: Params, batch: Trajectory, limit: Scalar
+) -> tuple[Params, Float[Array, " m"]]:
+    """The gradient at the last parameters from a batch under new ones, by importance weights; these before clipping."""
+    log_prob = partial(log_probs, policy.log_prob)
+    log_weights = jnp.sum(log_prob(last, batch) - log_prob(params, batch), axis=-1)
+    weights = jnp.exp(jnp.minimum(log_weights, LARGEST_LOG))
+    credited = credit(policy, forms.baseline, discount, last, batch)
+
+    def more(theta: Params, one: Trajectory, returns: Float[Array, "1 T"]) -> Float[Array, ""]:
+        regular = regularizer(policy, one, returns, discount, forms.entropy)
+        return jnp.zeros(()) if regular is None else regular(theta)
+
+    def surrogate(theta: Params) -> Float[Array, ""]:
+        nu = jnp.sum(credited.advantage * log_prob(theta, batch), axis=-1)
+        singles = jax.tree.map(lambda x: x[:, None], (batch, credited.returns))
+        return jnp.mean(jnp.minimum(weights, limit) * (nu + jax.vmap(partial(more, theta))(*singles)))
+
+    return jax.grad(surrogate)(last), weights
+
+
+_reweighted = jit(reweighted_gradient, static_argnums=(1, 2))

@@ -1,0 +1,91 @@
+"""The estimators there are to choose from: every curvature form with every baseline, and policy gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from perfedrl.errors import UserError
+from perfedrl.estimators import BASELINES, CURVATURES, UNBIASED, Sampled
+from perfedrl.estimators.curvature import CentralDifferences
+from perfedrl.estimators.curvature.marginal import marginalized
+from perfedrl.experiments.config import Parts
+from perfedrl.registry import Registry
+
+CURVATURE, GRADIENT = "curvature", "gradient"
+PAPER = ("score", "none")
+"""The paper's form and baseline."""
+
+POLICY_GRADIENT, OWN_BASELINE = "policy gradient", "its own"
+
+
+class Estimator(NamedTuple):
+    """A way to estimate a product with the Hessian of J, or the gradient of J, from so many trajectories."""
+
+    quantity: str
+    form: str
+    baseline: str
+    order: str
+    """Of what order its bias is, as the form says; "none" for none."""
+    trajectories: int
+    agent: Sampled
+
+    @property
+    def name(self) -> str:
+        return f"{self.form}, {self.baseline}"
+
+
+def candidates(parts: Parts, m: int, forms: Sequence[str] = (), baselines: Sequence[str] = ()) -> list[Estimator]:
+    """The estimators to measure; of what is not named all there is. The paper's are always among them."""
+    policy, task, own = parts.policy, parts.fleet.task(0), parts.agent.forms
+    key, theta = jax.random.key(0), jax.eval_shape(parts.policy.init, jax.random.key(0))
+
+    def try_form(curvature: Any) -> None:
+        jax.eval_shape(lambda t: Sampled(policy, curvature)(task).curvature(t, t, key, m), theta)
+
+    def try_baseline(baseline: Any) -> None:
+        jax.eval_shape(lambda t: Sampled(policy, baseline=baseline)(task).gradient(t, key, m), theta)
+
+    curvatures = fitting(CURVATURES, forms, own.curvature, try_form)
+    subtracted = fitting(BASELINES, baselines, own.baseline, try_baseline)
+    pairs = [(form, name) for form in curvatures for name in subtracted]
+    made, none = {PAPER[0]: CURVATURES[PAPER[0]]()} | curvatures, {PAPER[1]: BASELINES[PAPER[1]]()}
+    taken = none | subtracted
+    products = {}
+    for form, name in dict.fromkeys([*pairs, PAPER]):
+        curvature, baseline = made[form], taken[name]
+        # It subtracts a fit of its own, whatever the baseline.
+        if getattr(curvature, "form", None) is marginalized:
+            name, baseline = OWN_BASELINE, none[PAPER[1]]
+        spent = m // 2 * 2 if isinstance(curvature, CentralDifferences) else m
+        agent = Sampled(policy, curvature, baseline)
+        products[form, name] = Estimator(CURVATURE, form, name, curvature.bias, spent, agent)
+    gradients = [
+        Estimator(GRADIENT, POLICY_GRADIENT, name, UNBIASED, m, Sampled(policy, baseline=baseline))
+        for name, baseline in taken.items()
+    ]
+    return [*products.values(), *gradients]
+
+
+def fitting(known: Registry, names: Sequence[str], own: Any, attempt: Callable[[Any], None]) -> dict[str, Any]:
+    """Parts by name; when none are named all that can work here, and the config's own where its settings differ.
+
+    `attempt` is called with a part, and raises a `UserError` where it cannot work with the policy or the batch.
+    """
+    if names:
+        made = {name: known[name]() for name in dict.fromkeys(names)}
+        for part in made.values():
+            attempt(part)
+        return made
+    made = {name: factory() for name, factory in known.items()}
+    if own not in made.values():
+        made["the config's"] = own
+    return {name: part for name, part in made.items() if works(attempt, part)}
+
+
+def works(attempt: Callable[[Any], None], part: Any) -> bool:
+    try:
+        attempt(part)
+    except UserError:
+        return False
+    return True

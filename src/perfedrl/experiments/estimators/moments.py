@@ -1,0 +1,105 @@
+"""What independent estimates say of an estimator: its variance, and its bias apart from what noise feigns."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy.special import chdtri
+
+CHANCE = 1e-3
+"""A bias counts as seen where noise alone would look as large in at most this share of cases."""
+
+ROUNDING = 1e-8
+"""A squared bias below this share of the squared truth is that of single precision."""
+
+
+class Moments(NamedTuple):
+    """Of one estimator at one point. With D = mean - truth and S the covariance of D's noise: |D|^2, tr S, tr S^2 and
+    D'S D; `squares` has as its mean the variance, summed over coordinates, and `length` is |truth|^2."""
+
+    squares: Float[np.ndarray, " replicate"]
+    gap: float
+    noise: float
+    noise_squared: float
+    along: float
+    length: float
+
+
+def moments(estimates: Float[np.ndarray, "replicate d"], truth: Float[np.ndarray, "part d"]) -> Moments:
+    """The moments of independent estimates. The truth is one exact row, or independent estimates of it as rows."""
+    x, y = np.asarray(estimates, np.float64), np.asarray(truth, np.float64)
+    spread, doubt = x - x.mean(axis=0), y - y.mean(axis=0)
+    D = x.mean(axis=0) - y.mean(axis=0)
+    squares = np.sum(spread**2, axis=1) * (len(x) / (len(x) - 1))
+    of_mean = [rows / np.sqrt(len(rows) * (len(rows) - 1)) for rows in (spread, doubt) if len(rows) > 1]
+    Y = np.concatenate(of_mean)
+    gram = Y @ Y.T if len(Y) < Y.shape[1] else Y.T @ Y
+    length = float(np.sum(y.mean(axis=0) ** 2)) - (float(np.sum(of_mean[1] ** 2)) if len(y) > 1 else 0.0)
+    return Moments(squares, float(D @ D), float(np.sum(Y**2)), float(np.sum(gram**2)), float(np.sum((Y @ D) ** 2)), length)
+
+
+class Measured(NamedTuple):
+    """A number and its standard error."""
+
+    value: float
+    error: float
+
+
+class Error(NamedTuple):
+    """How far estimates are from the truth, as means over agents: variance plus squared bias.
+
+    The squared bias is itself estimated without bias, so it may be negative; `seen` says whether it is more than noise.
+    """
+
+    variance: Measured
+    bias_squared: Measured
+    seen: bool
+    length: float
+    """The truth's, root mean square over agents; nan where it cannot be told from 0."""
+
+    @property
+    def relative(self) -> float:
+        """Root mean squared error as a share of the truth's length."""
+        return float(np.sqrt(max(self.variance.value + self.bias_squared.value, 0.0)) / self.length)
+
+
+def error(agents: Sequence[Moments]) -> Error:
+    """The error of one estimator, mean over agents."""
+    n = len(agents)
+    total = lambda name: sum(getattr(agent, name) for agent in agents)  # noqa: E731
+    gap, noise, noise_squared, length = (total(name) for name in ("gap", "noise", "noise_squared", "length"))
+    # D'S D counts the noise within D too: tr S^2 of it, on average.
+    spread = max(4 * total("along") - 2 * noise_squared, 2 * noise_squared)
+    variance = mean([agent.squares for agent in agents])
+    seen = gap - noise > max(reach(noise, noise_squared) - noise, ROUNDING * length)
+    return Error(
+        variance,
+        Measured((gap - noise) / n, float(np.sqrt(spread)) / n),
+        bool(seen),
+        float(np.sqrt(length / n)) if length > 0 else float("nan"),
+    )
+
+
+def reach(noise: float, noise_squared: float) -> float:
+    """How large |D|^2 gets by noise alone but for one case in 1 / CHANCE: a scaled chi-square with the same moments."""
+    if noise_squared == 0:
+        return 0.0
+    freedom = noise**2 / noise_squared
+    return noise / freedom * float(chdtri(freedom, CHANCE))
+
+
+def ratio(these: Sequence[Moments], those: Sequence[Moments]) -> Measured:
+    """One estimator's variance over another's, from the same replicates: what both share cancels in its error."""
+    one, two = (mean([agent.squares for agent in agents]).value for agents in (these, those))
+    if two == 0:
+        return Measured(float("nan"), float("nan"))
+    share = one / two
+    apart = mean([a.squares - share * b.squares for a, b in zip(these, those, strict=True)])
+    return Measured(share, apart.error / two)
+
+
+def mean(agents: Sequence[np.ndarray]) -> Measured:
+    """The mean over agents of their replicates' means."""
+    errors = [x.var(ddof=1) / len(x) for x in agents]
+    return Measured(float(np.mean([x.mean() for x in agents])), float(np.sqrt(sum(errors)) / len(agents)))

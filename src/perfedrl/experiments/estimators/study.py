@@ -1,0 +1,205 @@
+"""The comparison: estimate many times, hold it against the truth and against the clock."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Key, PRNGKeyArray
+
+from perfedrl.algorithms.base import check_counts
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError, nearest
+from perfedrl.estimators import UNBIASED, Sampled
+from perfedrl.experiments.config import Config, whole
+from perfedrl.experiments.estimators.candidates import CURVATURE, GRADIENT, PAPER, Estimator, candidates
+from perfedrl.experiments.estimators.moments import Error, Measured, Moments, error, moments, ratio
+from perfedrl.experiments.estimators.points import CHUNK, REFERENCE, STAGES, Point, flat, visit
+from perfedrl.theory.setting import is_tabular
+from perfedrl.types import Array, Params, Progress
+
+REPLICATES, AGENTS, TRAJECTORIES = 400, 2, 10
+MOST_REPLICATES, LEAST_REFERENCE, MOST_REFERENCE = 100_000, 10 * CHUNK, 1_000_000_000
+SAME = 2e-3
+"""Variances that differ by less than this share are those of the same estimate."""
+
+
+class Row(NamedTuple):
+    """What was measured of an estimator at one stage of training, mean over agents."""
+
+    stage: str
+    round: int
+    estimator: Estimator
+    error: Error
+    ratio: Measured
+    """Its variance over that of the paper's estimator of the same quantity from as many trajectories."""
+    microseconds: float
+    """Of one estimate inside a compiled loop on this machine, trajectories included."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the form says so."""
+        return self.estimator.order == UNBIASED
+
+    def equals(self, other: "Row") -> bool:
+        """Whether the variance is the same but for rounding: so it is where two forms are one."""
+        return bool(np.isclose(self.error.variance.value, other.error.variance.value, rtol=SAME, atol=0))
+
+
+class Verdict(NamedTuple):
+    """The form of least variance among those without bias at one stage, others that equal it, and the paper's."""
+
+    best: Row
+    equal: tuple[Row, ...]
+    paper: Row
+
+
+@dataclass(frozen=True)
+class Study:
+    """All rows, and what they were measured on."""
+
+    config: Config
+    seed: int
+    m: int
+    replicates: int
+    agents: int
+    reference: int | None
+    """Trajectories per agent and stage that stand for the truth; None where it is exact."""
+    rows: tuple[Row, ...]
+
+    @property
+    def stages(self) -> list[str]:
+        return list(dict.fromkeys(row.stage for row in self.rows))
+
+    def at(self, stage: str, quantity: str) -> list[Row]:
+        """The estimators of a quantity at a stage, in the order in which they were measured."""
+        return [row for row in self.rows if (row.stage, row.estimator.quantity) == (stage, quantity)]
+
+    def verdict(self, stage: str) -> Verdict:
+        """Which form to take."""
+        rows = self.at(stage, CURVATURE)
+        unbiased = [row for row in rows if row.unbiased]
+        least = min(unbiased, key=lambda row: row.error.variance.value)
+        best, *equal = (row for row in unbiased if row.equals(least))
+        (paper,) = (row for row in rows if (row.estimator.form, row.estimator.baseline) == PAPER)
+        return Verdict(best, tuple(equal), paper)
+
+
+def measure(
+    config: Config,
+    stages: Sequence[str] = STAGES,
+    *,
+    m: int | None = None,
+    replicates: int = REPLICATES,
+    agents: int | None = None,
+    seed: int | None = None,
+    forms: Sequence[str] = (),
+    baselines: Sequence[str] = (),
+    reference: int = REFERENCE,
+    progress: Progress = lambda _: None,
+) -> Study:
+    """Measure estimators of grad^2 J_i(theta) v and of grad J_i(theta) from m trajectories, `replicates` times each.
+
+    Theta is the shared initialization of one seed (the config's first) at some stages of its training, v the unit
+    direction of the outer gradient there, and agents are the first few of the fleet. Forms and baselines are all that
+    fit the policy unless some are named; the paper's estimator is always among them. The truth is exact where states
+    are finitely many, elsewhere it is estimated without bias from `reference` trajectories, whose noise is allowed for.
+    """
+    parts = config.parts
+    m = getattr(parts.algorithm, "m_h", TRAJECTORIES) if m is None else m
+    agents = min(AGENTS, parts.fleet.agents) if agents is None else agents
+    seed = config.seeds[0] if seed is None else seed
+    check(config, stages, m, replicates, agents, seed, reference)
+    estimators = candidates(parts, m, forms, baselines)
+    points = list(visit(config, stages, replicates, agents, seed, reference, progress))
+    found = []
+    for i, estimator in enumerate(estimators, start=1):
+        progress(f"{estimator.name} ({i} of {len(estimators)})")
+        found.append((estimator, *replicate(estimator, points, m)))
+    exact = is_tabular(parts.fleet, parts.policy)
+    reference_used = None if exact else reference // CHUNK * CHUNK
+    return Study(config, seed, m, replicates, agents, reference_used, rows(points, found))
+
+
+def check(
+    config: Config, stages: Sequence[str], m: int, replicates: int, agents: int, seed: int, reference: int
+) -> None:
+    """Refuse what cannot be measured, before anything compiles."""
+    if not getattr(config.parts.algorithm, "federated", True):
+        raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
+    for stage in stages:
+        if stage not in STAGES:
+            raise UserError(f"unknown stage {stage!r}{nearest(stage, STAGES)}")
+    if not stages:
+        raise UserError(f"there must be at least one stage: {', '.join(STAGES)}")
+    check_counts(m=m)
+    for name, value, least, most in (
+        ("replicates", replicates, 2, MOST_REPLICATES),
+        ("agents", agents, 1, config.parts.fleet.agents),
+        ("seed", seed, 0, 2**32 - 1),
+        ("reference", reference, LEAST_REFERENCE, MOST_REFERENCE),
+    ):
+        if not whole(value) or not least <= value <= most:
+            raise UserError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
+
+
+def replicate(estimator: Estimator, points: Sequence[Point], m: int) -> tuple[list[Moments], float]:
+    """The moments of an estimator at each point, and the microseconds that one estimate takes."""
+    found, seconds = [], []
+    of_gradient = estimator.quantity == GRADIENT
+    for point in [points[0], *points]:
+        began = time.perf_counter()
+        estimates = _estimates(
+            estimator.agent, point.task, point.theta, point.v, point.counted, point.keys, m, of_gradient
+        )
+        estimates.block_until_ready()
+        seconds.append((time.perf_counter() - began) / len(point.keys))
+        found.append(moments(np.asarray(estimates), np.asarray(point.truth[estimator.quantity])))
+    # The first call compiles.
+    return found[1:], 1e6 * float(np.median(seconds[1:]))
+
+
+def rows(points: Sequence[Point], found: Sequence[tuple[Estimator, list[Moments], float]]) -> tuple[Row, ...]:
+    """All rows, stage by stage."""
+    made = []
+    for stage, round_ in dict.fromkeys((point.stage, point.round) for point in points):
+        here = [i for i, point in enumerate(points) if point.stage == stage]
+        agents = {estimator.quantity + estimator.name: [of[i] for i in here] for estimator, of, _ in found}
+        for estimator, of, microseconds in found:
+            paper = paper_of(estimator, [e for e, _, _ in found])
+            own = agents[estimator.quantity + estimator.name]
+            share = ratio(own, agents[paper.quantity + paper.name])
+            made.append(Row(stage, round_, estimator, error(own), share, microseconds))
+    return tuple(made)
+
+
+def paper_of(estimator: Estimator, among: Sequence[Estimator]) -> Estimator:
+    """The paper's estimator of the same quantity."""
+    is_paper = lambda e: e.baseline == PAPER[1] and e.form in (PAPER[0], "policy gradient")  # noqa: E731
+    (paper,) = (e for e in among if e.quantity == estimator.quantity and is_paper(e))
+    return paper
+
+
+def estimate_many(
+    agent: Sampled,
+    task: Any,
+    theta: Params,
+    v: Params,
+    counted: Params,
+    keys: Key[Array, " replicate"],
+    m: int,
+    of_gradient: bool,
+) -> Float[Array, "replicate d"]:
+    """One estimate for every key: on a CPU one after the other, as in training, elsewhere at once."""
+    objective = agent(task)
+
+    def one(key: PRNGKeyArray) -> Float[Array, " d"]:
+        made = objective.gradient(theta, key, m) if of_gradient else objective.curvature(theta, v, key, m)
+        return flat(jax.tree.map(lambda x, share: x * share, made, counted))
+
+    return jax.lax.map(one, keys) if jax.default_backend() == "cpu" else jax.vmap(one)(keys)
+
+
+_estimates = jit(estimate_many, static_argnums=(6, 7))

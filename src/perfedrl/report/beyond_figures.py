@@ -1,0 +1,75 @@
+"""The figures beyond the paper: curvature with small batches, and few-shot personalization that helps."""
+
+import numpy as np
+
+from perfedrl.experiments.paper import Runs, beyond
+from perfedrl.experiments.paper.claims import final
+from perfedrl.experiments.paper.neural import META, TRAINS
+from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Plot, Series, Strip, Strips
+
+
+WAYS = {
+    "score": "as in the paper",
+    "causal": "causal, leave-one-out",
+    "causal, ridge": "causal, ridge",
+    "central differences": "central differences",
+    "limited": "causal, limited",
+    "shrunk": "causal, shrunk",
+    beyond.AUTO: "causal, automatic split",
+    beyond.FIRST_ORDER: "first-order, no curvature",
+}
+"""How the ways to estimate the curvature term are called."""
+
+
+def curvature(runs: Runs) -> list[Plot]:
+    """Return after adaptation of every seed, by way and curvature batch; and F on the gridworld by round."""
+    strips = tuple(
+        Strip(f"{WAYS[way]}, mₕ = {m}" if m else WAYS[way], final(run), GREY if way == "score" else BLUE)
+        for (way, m), run in runs.items()
+        if m != "grid"
+    )
+    seeds = tuple(runs["score", 10].config.seeds)
+    title = "The exact variant with small curvature batches"
+    shown = Strips("curvature", title, "return of training agents after adaptation", strips, seeds, (reached(),))
+    return [shown, gridworld(runs)]
+
+
+def reached() -> Level:
+    return Level("a seed has trained", TRAINS, GREY)
+
+
+def gridworld(runs: Runs) -> Lines:
+    """F against rounds at the longer step that less noise allows."""
+    named = {"exact": ("exact", BLUE), "first-order": ("first-order", ORANGE), "fedavg-pg": ("FedAvg-PG", GREEN)}
+    histories = {variant: runs[variant, "grid"].history for variant in named}
+    series = tuple(
+        Series(label, histories[v].rounds, histories[v].after.mean(axis=-1), color)
+        for v, (label, color) in named.items()
+    )
+    levels = (Level("exact, as in the paper", 0.79, GREY),)
+    axis, seeds = Axis("communication round k"), tuple(runs["exact", "grid"].config.seeds)
+    title = f"Gridworld with baselines, β = {beyond.TABULAR_BETA:g}"
+    return Lines("curvature-gridworld", title, axis, "return after adaptation, F", series, seeds, levels)
+
+
+def few_shot(runs: Runs) -> list[Plot]:
+    """Return and success on held-out agents by budget: as in the paper, with baselines, and as recommended."""
+    named = {
+        META: ("first-order, as in the paper", GREY),
+        beyond.BASELINES_ONLY: ("the same with baselines", ORANGE),
+        beyond.RECOMMENDED: ("recommended", BLUE),
+    }
+    plots: list[Plot] = []
+    for outcome, label in (("return", "return"), ("success", "success rate")):
+        rate = outcome == "success"
+        series = tuple(
+            Series(name, runs[key].deployed.budgets, runs[key].deployed.outcomes[outcome].mean(axis=-1), color)
+            for key, (name, color) in named.items()
+        )
+        levels = () if rate else (Level("optimum", beyond.HELD_OUT_BEST, PINK),)
+        axis = Axis.budgets("trajectories of the new agent", runs[META].deployed.budgets)
+        title, seeds = f"Few-shot {label} on unseen agents", tuple(runs[META].config.seeds)
+        plots.append(
+            Lines(f"fewshot-{outcome}", title, axis, f"{label} on held-out goals", series, seeds, levels, percent=rate)
+        )
+    return plots
