@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfedrl.envs import TabularMDP
-from perfedrl.estimators import PolicyObjective, StepKeys, first_order_gradient, meta_gradient
+from perfedrl.estimators import PAPER, PolicyObjective, StepKeys, first_order_gradient, forms, meta_gradient
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Trajectory
 
@@ -121,7 +121,7 @@ def local_estimates(mdp: TabularMDP, policy, alpha, variant="exact", sizes=(1, 1
     The estimates are the library's own, fed every triple of batches of the given sizes, of some or all trajectories.
     """
     t = Trajectories(*(x[among] for x in enumerate_trajectories(mdp)))
-    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount)
+    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount, forms(**PAPER))
     numbers = [jnp.arange(len(t.states) ** m) for m in sizes]
     digits = [n[:, None] // len(t.states) ** np.arange(m) % len(t.states) for n, m in zip(numbers, sizes, strict=True)]
     m_in, m_h, m_out = sizes

@@ -12,15 +12,17 @@ import perfedrl as pf
 from perfedrl import exact
 from perfedrl.estimators import (
     CURVATURES,
+    PAPER,
+    Credit,
     PolicyObjective,
     StepKeys,
     first_order_gradient,
+    forms,
     meta_gradient,
     policy_gradient,
     reward_to_go,
-    score,
-    score_matrix,
 )
+from perfedrl.estimators.curvature.pairs import causal, score, score_matrix
 from perfedrl.policies import LogLinearSoftmax
 from perfedrl.theory import constants, second_moment
 from perfedrl.types import Trajectory
@@ -41,16 +43,17 @@ def per_trajectory_gradients(policy, theta, trajectories, discount):
 
 @jax.jit
 def per_trajectory_matrices(policy, theta, trajectories, discount):
-    one = lambda b: score_matrix(policy.log_prob, theta, b, reward_to_go(b, discount))  # noqa: E731
+    one = lambda b: score_matrix(policy, theta, b, Credit(reward_to_go(b, discount)))  # noqa: E731
     return jax.vmap(one)(singles(trajectories))
 
 
 def per_trajectory_products(form, policy, theta, trajectories, discount, v):
-    one = lambda b: CURVATURES[form](policy.log_prob, theta, b, reward_to_go(b, discount), v)  # noqa: E731
+    one = lambda b: form.product(policy, theta, b, Credit(reward_to_go(b, discount)), v, discount)  # noqa: E731
     return jax.vmap(one)(singles(trajectories))
 
 
-per_trajectory_products = jax.jit(per_trajectory_products, static_argnums=0)
+per_trajectory_products = jax.jit(per_trajectory_products, static_argnums=(0, 4))
+SCORE = CURVATURES["score"]()
 
 
 def test_reward_to_go_discounts_from_the_start_of_the_episode__eq_2():
@@ -80,18 +83,6 @@ def test_hessian_estimate_is_unbiased__eq_3(problem):
     np.testing.assert_allclose(mean, exact.hessian(mdp, theta).reshape(mean.shape), **close)
 
 
-@pytest.mark.parametrize("form", CURVATURES)
-@settings(max_examples=12)
-@given(problem=problems())
-def test_curvature_product_is_unbiased__eq_3(form, problem):
-    mdp, theta, rng = problem
-    policy, t, v = exact.softmax_of(mdp), enumerate_trajectories(mdp), rng.normal(size=theta.shape)
-    with jax.enable_x64(True):
-        products = per_trajectory_products(form, policy, theta, batch(t), mdp.discount, v)
-        mean = jnp.einsum("x,x...->...", law(policy, theta, t), products)
-    np.testing.assert_allclose(mean, np.einsum("abcd,cd->ab", exact.hessian(mdp, theta), v), **close)
-
-
 @settings(max_examples=12)
 @given(problems())
 def test_matrix_free_product_equals_the_matrix_trajectory_by_trajectory(problem):
@@ -100,7 +91,7 @@ def test_matrix_free_product_equals_the_matrix_trajectory_by_trajectory(problem)
     v = rng.normal(size=theta.shape)
     with jax.enable_x64(True):
         u = per_trajectory_matrices(policy, theta, batch(t), mdp.discount)
-        products = per_trajectory_products("score", policy, theta, batch(t), mdp.discount, v)
+        products = per_trajectory_products(SCORE, policy, theta, batch(t), mdp.discount, v)
     expected = np.einsum("xde,e->xd", u, v.ravel())
     np.testing.assert_allclose(np.reshape(products, expected.shape), expected, **close)
 
@@ -113,7 +104,7 @@ def test_scores_of_a_table_written_out_by_hand__example_1(x64):
     g = policy_gradient(policy.log_prob, theta, one, jnp.asarray([[2.0]]))
     np.testing.assert_allclose(g[0], 2 * (np.eye(3)[1] - pi), **close)
     psi, Psi = np.eye(3)[1] - pi, -(np.diag(pi) - np.outer(pi, pi))
-    u = score_matrix(policy.log_prob, theta, one, jnp.asarray([[2.0]]))
+    u = score_matrix(policy, theta, one, Credit(jnp.asarray([[2.0]])))
     np.testing.assert_allclose(u, 2 * np.outer(psi, psi) + 2 * Psi, **close)
 
 
@@ -124,7 +115,7 @@ def test_log_linear_estimates_are_unbiased__eq_2_and_3(x64):
     t = enumerate_trajectories(mdp)
     q = law(policy, theta, t)
     g = per_trajectory_gradients(policy, theta, batch(t), mdp.discount)
-    products = per_trajectory_products("score", policy, theta, batch(t), mdp.discount, v)
+    products = per_trajectory_products(SCORE, policy, theta, batch(t), mdp.discount, v)
     np.testing.assert_allclose(q @ g, exact.gradient(mdp, theta, policy), **close)
     np.testing.assert_allclose(q @ products, exact.hessian(mdp, theta, policy) @ v, **close)
 
@@ -141,7 +132,8 @@ def test_decisions_after_the_end_of_an_episode_do_not_count():
     short = jax.tree.map(lambda x: x[:, :2], long)
     for estimate in (
         lambda b: policy_gradient(policy.log_prob, theta, b, reward_to_go(b, 0.9)),
-        lambda b: score(policy.log_prob, theta, b, reward_to_go(b, 0.9), theta),
+        lambda b: score(policy, theta, b, Credit(reward_to_go(b, 0.9)), theta),
+        lambda b: causal(policy, theta, b, Credit(reward_to_go(b, 0.9)), theta),
     ):
         np.testing.assert_allclose(estimate(long), estimate(short), rtol=1e-6)
 
@@ -153,7 +145,7 @@ def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x
     mdp = pf.envs.random_mdps(agents=1, states=S, actions=A, horizon=H, seed=3).task(0)
     policy, t, alpha = pf.TableSoftmax(S, A), enumerate_trajectories(mdp), 0.8
     theta = jnp.asarray(np.random.default_rng(1).normal(size=(S, A)))
-    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount)
+    agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount, forms(**PAPER))
     n = len(t.states)
 
     @jax.jit
@@ -208,7 +200,7 @@ def test_no_array_grows_with_batch_times_parameters_or_parameters_squared():
     m, T, d = 50, 3, 400
     policy = pf.TableSoftmax(100, 4)
     b = Trajectory(jnp.zeros((m, T), int), jnp.zeros((m, T), int), jnp.ones((m, T)), jnp.ones((m, T)))
-    product = lambda theta, v: score(policy.log_prob, theta, b, b.reward, v)  # noqa: E731
+    product = lambda theta, v: score(policy, theta, b, Credit(b.reward), v)  # noqa: E731
     program = jax.make_jaxpr(product)(jnp.zeros((100, 4)), jnp.ones((100, 4)))
     assert d <= max(sizes(program.jaxpr)) < m * d
     jacobian = jax.make_jaxpr(lambda t: jax.jit(jax.jacobian(lambda t: (b.reward @ b.reward.T) * t.sum()))(t))(

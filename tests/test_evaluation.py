@@ -35,7 +35,7 @@ def test_monte_carlo_agrees_with_dynamic_programming():
 
 
 def test_one_evaluation_is_adapt_then_play():
-    evaluation, task, key = MonteCarlo(POLICY, trajectories=5, episodes=7), FLEET.task(1), jax.random.key(3)
+    evaluation, task, key = MonteCarlo(Sampled(POLICY), trajectories=5, episodes=7), FLEET.task(1), jax.random.key(3)
     theta = POLICY.init(jax.random.key(1))
     measured = before_and_after(evaluation, STEP, theta, (), task, key)
     adaptation, episodes = jax.random.split(key)
@@ -49,7 +49,7 @@ def test_one_evaluation_is_adapt_then_play():
 
 def test_a_deployment_is_the_mean_over_its_repeats():
     task, theta, key = FLEET.task(0), POLICY.init(jax.random.key(1)), jax.random.key(8)
-    evaluation = MonteCarlo(POLICY, episodes=9, few_shot=(0, 4), repeats=3, rollouts=2)
+    evaluation = MonteCarlo(Sampled(POLICY), episodes=9, few_shot=(0, 4), repeats=3, rollouts=2)
     outcomes, rollouts = deploy(evaluation, STEP, theta, (), task, key)
     budgets, shown = jax.random.split(key)
     for b, m in enumerate((0, 4)):
@@ -62,7 +62,7 @@ def test_a_deployment_is_the_mean_over_its_repeats():
 
 
 def test_histories_and_deployments_have_labelled_axes():
-    evaluation = MonteCarlo(POLICY, trajectories=3, episodes=4, few_shot=(0, 2, 5), rollouts=2)
+    evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=4, few_shot=(0, 2, 5), rollouts=2)
     sim = simulation(evaluation)
     *_, last = sim.run(sim.begin(), [1, 3])
     history = last.history
@@ -87,7 +87,7 @@ def test_histories_and_deployments_have_labelled_axes():
 
 def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they_learned():
     fleet = pf.arc(goals=2, held_out=0, horizon=6)
-    evaluation = MonteCarlo(POLICY, trajectories=3, episodes=16, few_shot=(0,))
+    evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=16, few_shot=(0,))
     sim = Simulation(fleet, POLICY, [pf.LocalPG(5.0, m=40)], [0], evaluation=evaluation, start_key="per-seed")
     *_, last = sim.run(sim.begin(), [10])
     learned = sim.deploy(last.state, 10).outcomes["return"]
@@ -97,7 +97,7 @@ def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they
 
 
 def test_a_seed_is_measured_the_same_in_any_company():
-    evaluation = MonteCarlo(POLICY, trajectories=20, episodes=64, few_shot=(0, 30), repeats=2, rollouts=2)
+    evaluation = MonteCarlo(Sampled(POLICY), trajectories=20, episodes=64, few_shot=(0, 30), repeats=2, rollouts=2)
 
     def measured(seeds, **how):
         sim = simulation(evaluation, seeds, **how)
@@ -139,9 +139,9 @@ def test_the_start_is_shared_or_every_seeds_own():
 
 def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
     grid, table = pf.gridworld(width=2), pf.TableSoftmax(4, 4)
-    assert EVALUATIONS["auto"](fleet=grid, policy=table).float64
-    assert not EVALUATIONS["auto"](fleet=FLEET, policy=POLICY).float64
-    sampled = Simulation(grid, table, [STEP], [0], evaluation=MonteCarlo(table, 2, 50))
+    assert EVALUATIONS["auto"](fleet=grid, agent=Sampled(table)).float64
+    assert not EVALUATIONS["auto"](fleet=FLEET, agent=Sampled(POLICY)).float64
+    sampled = Simulation(grid, table, [STEP], [0], evaluation=MonteCarlo(Sampled(table), 2, 50))
     measured = sampled.measure(FleetState(ServerState(jnp.zeros((1, 4, 4))), ()), 0)
     assert measured.outcomes == {}, "a finite MDP says nothing beyond the return"
 
@@ -159,12 +159,12 @@ def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
 )
 def test_impossible_evaluations_are_refused(change, words):
     with pytest.raises(pf.UserError, match=words):
-        EVALUATIONS["monte-carlo"](fleet=FLEET, policy=POLICY, **change)
+        EVALUATIONS["monte-carlo"](fleet=FLEET, agent=Sampled(POLICY), **change)
 
 
 def test_exact_evaluation_of_a_neural_run_and_a_policy_that_does_not_fit_are_refused():
     with pytest.raises(pf.UserError, match="finitely many states"):
-        EVALUATIONS["exact"](fleet=FLEET, policy=POLICY)
+        EVALUATIONS["exact"](fleet=FLEET, agent=Sampled(POLICY))
     with pytest.raises(pf.UserError, match="finitely many states"):
         pf.simulate(FLEET, POLICY, STEP, rounds=1, noiseless=True)
 
@@ -187,7 +187,7 @@ def test_a_policy_that_does_not_fit_is_refused_and_not_broadcast(fleet, policy):
 
 def test_parameters_that_are_no_numbers_end_a_run_even_where_sampled_returns_look_well():
     """Inverse transform draws actions from a softmax that is no distribution all the same."""
-    sim = simulation(MonteCarlo(POLICY, 1, 1), (0,))
+    sim = simulation(MonteCarlo(Sampled(POLICY), 1, 1), (0,))
     begun = sim.begin()
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), begun.state)
     assert np.isfinite(sim.measure(broken, 0).after).all()

@@ -66,7 +66,7 @@ def test_a_large_curvature_batch_in_slices_is_the_batch_at_once(x64, m):
     task, policy = TASKS["softmax"], pf.MLPSoftmax((2, 4, 8))
     params, key = policy.init(jax.random.key(0)), jax.random.key(1)
     v = jax.tree.map(jnp.ones_like, params)
-    sliced = Sampled(policy)(task).curvature(params, v, key, m)
+    sliced = Sampled(policy, **PAPER)(task).curvature(params, v, key, m)
     batch = RolloutSampler(task, policy).sample(params, key, m)
     at_once = score(policy.log_prob, params, batch, reward_to_go(batch, task.discount), v)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-13), sliced, at_once)

@@ -36,7 +36,7 @@ def test_the_simulator_equals_numpy_given_the_same_uniforms(variant, m_h, x64):
         key = getattr(StepKeys(*keys[t]), batch)
         return np.asarray(jax.random.uniform(key, (m, noise_size(POLICY, FLEET.task(i)))))
 
-    simulation = Simulation(FLEET, POLICY, [algorithm], [seed])
+    simulation = Simulation(FLEET, POLICY, [algorithm], [seed], Sampled(POLICY, **PAPER))
     start = simulation.start()
     first = jax.tree.map(lambda x: x[0], start.server.message)
     expected = peer.train(net(first), list(FLEET.train.goal), uniforms, rounds=2, local_steps=2, **how)

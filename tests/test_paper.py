@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfedrl.experiments.config import load_config
-from perfedrl.experiments.paper import EXPERIMENTS, all_configs, neural, tabular
+from perfedrl.experiments.paper import EXPERIMENTS, all_configs, beyond, neural, tabular
 from perfedrl.experiments.paper.claims import everywhere, fraction, median, near
 from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
 from perfedrl.report import static
@@ -23,7 +23,8 @@ NEURAL = ("e4", "e5", "e7")
 
 def test_the_committed_configs_are_the_papers():
     assert load_config(CONFIGS / "gridworld.toml") == tabular.tabular("exact", 2.0, 10)
-    assert load_config(CONFIGS / "arc.toml") == neural.meta_config(10)
+    assert load_config(CONFIGS / "arc_paper.toml") == neural.meta_config(10)
+    assert load_config(CONFIGS / "arc.toml") == beyond.recommended(20)
 
 
 def test_budgets_match__table_hyperparameters():

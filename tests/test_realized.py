@@ -31,7 +31,7 @@ def test_the_trace_is_the_run_bit_by_bit(algorithm):
     run = trace(GRID, policy, algorithm, rounds + 1, seed=3)
     assert run.rounds == rounds + 1
     assert run.params.shape == (rounds + 1, algorithm.local_steps + 1, 8, 9, 4)
-    trained = pf.simulate(GRID, policy, algorithm, rounds=rounds, seeds=[3])
+    trained = pf.simulate(GRID, policy, algorithm, rounds=rounds, seeds=[3], **PAPER)
     np.testing.assert_array_equal(run.server[-1], trained.params[0])
     np.testing.assert_array_equal(run.params[:, 0], np.broadcast_to(run.server[:, None], run.params[:, 0].shape))
     np.testing.assert_allclose(run.mean[:-1, -1], run.server[1:], atol=1e-6)

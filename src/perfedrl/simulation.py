@@ -126,6 +126,7 @@ class Simulation:
             for when, named in both.items()
             for name, x in named.items()
         }
+        outcomes |= {f"training.{name}": x[:, None] for name, x in self._diagnostics(state).items()}
         nobody = np.zeros((len(self.seeds), 1, 0))
         returns = {when: outcomes.pop(f"{when}.return", nobody) for when in RETURNS}
         return History(
@@ -136,6 +137,11 @@ class Simulation:
             **returns,
             outcomes=outcomes,
         )
+
+    def _diagnostics(self, state: FleetState) -> dict[str, np.ndarray]:
+        """What an algorithm says of its last round where it keeps a record: arrays [lane, agent] by name."""
+        said = getattr(self.algorithms[0], "diagnostics", None)
+        return {} if said is None else jax.tree.map(np.asarray, jax.vmap(jax.vmap(said))(state.clients))
 
     def deploy(self, state: FleetState, round_: int) -> Deployment | None:
         """What the initialization is worth to held-out agents (or, without any, to the training agents), by budget."""
@@ -234,8 +240,8 @@ def simulate(
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
     `noiseless` replaces sampling by exact gradients and curvature; else `curvature`, `baseline` and `entropy` say how
-    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). For another evaluation or an objective of one's own, make a
-    `Simulation`.
+    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). For another evaluation or an objective of
+    one's own, make a `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1; they are {rounds} and {every}")

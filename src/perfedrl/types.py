@@ -10,6 +10,8 @@ from jaxtyping import Float, Integer, PyTree, Shaped
 Array = jax.Array | np.ndarray
 Params = PyTree[Float[Array, "..."]]
 Scalar = Float[Array, ""] | float | int
+StepSize = Scalar | Params
+"""Of an adaptation: a number, or one for every parameter."""
 Whole = Integer[Array, ""] | int
 Noise = Float[Array, " noise"]
 Progress = Callable[[str], None]

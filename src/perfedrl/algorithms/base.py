@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, StepKeys
+from perfedrl.estimators import Objective, PolicyObjective, StepKeys
 from perfedrl.types import Array, Params
 
 LARGEST_COUNT = 1_000_000
@@ -79,6 +79,16 @@ def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
     return jax.tree.map(lambda x: jnp.sum(x * share.reshape(-1, *[1] * (x.ndim - 1)), axis=0), uploads)
 
 
+def with_trajectories(agent: Objective, name: str) -> PolicyObjective:
+    """The agent, refused where it is not one that shows its trajectories."""
+    if not isinstance(agent, PolicyObjective):
+        raise UserError(
+            f"{name} needs agents that show their trajectories (a PolicyObjective: a sampler and a policy), "
+            f"which {type(agent).__name__} does not"
+        )
+    return agent
+
+
 def check_counts(**counts: int) -> None:
     """Refuse batch sizes and numbers of local steps that are not whole numbers from 1 to a million."""
     for name, count in counts.items():
@@ -93,7 +103,7 @@ def check_counts(**counts: int) -> None:
 def check_positive(**values: Any) -> None:
     """Refuse settings that are not finite numbers > 0, where they are numbers and not traced; None is no setting."""
     for name, value in values.items():
-        if isinstance(value, numbers.Real) and not 0 < value <= LARGEST_STEP:
+        if isinstance(value, int | float) and not 0 < value <= LARGEST_STEP:
             raise UserError(f"{name} must be a finite number > 0; it is {value}")
 
 

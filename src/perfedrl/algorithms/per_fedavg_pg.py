@@ -19,10 +19,10 @@ from perfedrl.algorithms.base import (
 )
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys, adapt
-from perfedrl.estimators.control import Limited, dot, shortened, times
+from perfedrl.estimators.control import Limited, dot, ratio, shortened
 from perfedrl.estimators.meta import adaptation, back
 from perfedrl.estimators.split import LEAST, split_gradient, unknown
-from perfedrl.types import Array, Params
+from perfedrl.types import Array, Params, StepSize
 
 VARIANTS = ("exact", "first-order")
 LEARNED = ("no", "scalar", "per-parameter")
@@ -86,9 +86,8 @@ class PerFedAvgPG(eqx.Module):
         check_choice("variant", variant, VARIANTS)
         check_choice("control", control, (*CONTROLS, AUTO))
         check_choice("learn_alpha", learn_alpha, LEARNED)
-        check_step_sizes(alpha if deployment_alpha is None else max(alpha, deployment_alpha), beta)
         check_step_sizes(alpha, beta)
-        check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit)
+        check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit, deployment_alpha=deployment_alpha)
         curvature = {"m_h": m_h} if variant == "exact" else {}
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
         if control == AUTO and (adaptation_steps > 1 or m_h + m_out < 2 * LEAST):
@@ -138,14 +137,13 @@ class PerFedAvgPG(eqx.Module):
         moved = optax.tree.sub(way.end, self.shared(message))
         return Learned(theta, self._longer(message.log_step, alpha, by_step, moved, g_out)), state
 
-    def _longer(self, log_step: Params, alpha: Params, by_step: Params, moved: Params, g_out: Params) -> Params:
+    def _longer(self, log_step: Params, alpha: StepSize, by_step: Params, moved: Params, g_out: Params) -> Params:
         """Ascent on the logarithm of the step size, by the cosine between adaptation and outer gradient.
 
         Its derivative, alpha times `by_step`, is divided by the lengths of both, so that the rate has no unit; each
         parameter's own is multiplied with their number, so that on average they move as one would.
         """
-        norm = optax.tree.norm(moved) * optax.tree.norm(g_out)
-        rate = self.alpha_rate / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)
+        rate = ratio(self.alpha_rate, optax.tree.norm(moved) * optax.tree.norm(g_out))
         if self.learn_alpha == "scalar":
             return log_step + rate * alpha * dot(by_step, jax.tree.map(jnp.ones_like, by_step))
         count = sum(x.size for x in jax.tree.leaves(by_step))
@@ -162,15 +160,15 @@ class PerFedAvgPG(eqx.Module):
     def shared(self, message: PyTree) -> Params:
         return message if self.learn_alpha == "no" else message.theta
 
-    def step_size(self, message: PyTree) -> Params:
+    def step_size(self, message: PyTree) -> StepSize:
         """The adaptation step size in training, learned or not."""
         return self._multiplied(message, self.alpha)
 
-    def deployed_step_size(self, message: PyTree) -> Params:
+    def deployed_step_size(self, message: PyTree) -> StepSize:
         """The one that agents personalize with."""
         return self._multiplied(message, self.alpha if self.deployment_alpha is None else self.deployment_alpha)
 
-    def _multiplied(self, message: PyTree, alpha: Any) -> Params:
+    def _multiplied(self, message: PyTree, alpha: Any) -> StepSize:
         if self.learn_alpha == "no":
             return alpha
         return jax.tree.map(lambda w: alpha * jnp.exp(w), message.log_step)

@@ -16,9 +16,9 @@ from perfedrl.algorithms.base import (
     check_positive,
     check_step_sizes,
     local_steps,
+    with_trajectories,
 )
 from perfedrl.compilation import jit
-from perfedrl.errors import UserError
 from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs, reward_to_go
 from perfedrl.estimators.control import MEMORY, shortened
 from perfedrl.types import Array, Params, Scalar, Trajectory
@@ -148,13 +148,3 @@ def _moved_and_score(
 
 
 _through = jit(_moved_and_score, static_argnums=(1, 2))
-
-
-def with_trajectories(agent: Objective, name: str) -> PolicyObjective:
-    """The agent, refused where it is not one that shows its trajectories."""
-    if not isinstance(agent, PolicyObjective):
-        raise UserError(
-            f"{name} needs agents that show their trajectories (a PolicyObjective: a sampler and a policy), "
-            f"which {type(agent).__name__} does not"
-        )
-    return agent

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
@@ -17,8 +16,8 @@ from perfedrl.algorithms.base import (
     check_positive,
     check_step_sizes,
     local_steps,
+    with_trajectories,
 )
-from perfedrl.algorithms.sg_mrl import with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs
@@ -118,9 +117,7 @@ class StormPG(eqx.Module):
     def client(self, message: Params, state: Weights, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Weights]:
         """Tau local ascent steps along the carried first-order meta-gradient; the state is a record of the weights."""
         sampling = with_trajectories(agent, "per-fedavg-storm")
-        nothing = Estimate(message, jax.tree.map(jnp.zeros_like, message))
-        start = Going(message, nothing, nothing, no_weights(), jnp.zeros(()))
-        end = local_steps(partial(self.step, sampling), start, agent, key, self.local_steps)
+        end = local_steps(partial(self.step, sampling), start(message), agent, key, self.local_steps)
         return end.theta, end.weights
 
     def step(self, agent: PolicyObjective, last: Going, keys: StepKeys) -> Going:
@@ -136,7 +133,7 @@ class StormPG(eqx.Module):
 
     def diagnostics(self, state: Weights) -> dict[str, Array]:
         """How the last round's importance weights were; all 0 where it had a single step, which needs none."""
-        drawn = np.maximum(state.drawn, 1)
+        drawn = jnp.maximum(state.drawn, 1)
         return {
             "weights clipped": state.clipped / drawn,
             "mean weight": state.used / drawn,
@@ -155,6 +152,12 @@ class StormPG(eqx.Module):
 
 def no_weights() -> Weights:
     return Weights(*[jnp.zeros(())] * 4)
+
+
+def start(theta: Params) -> Going:
+    """The start of a round, where nothing was estimated yet."""
+    nothing = Estimate(theta, jax.tree.map(jnp.zeros_like, theta))
+    return Going(theta, nothing, nothing, no_weights(), jnp.zeros(()))
 
 
 def carried(

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from perfedrl.cli import runs, studies, theory
+from perfedrl.cli import estimators, runs, studies, theory
 from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
 from perfedrl.errors import UserError
 
@@ -20,6 +20,7 @@ app.command()(runs.train)
 app.command()(runs.personalize)
 app.command()(runs.evaluate)
 app.command()(theory.theory)
+app.command()(estimators.estimators)
 app.command()(studies.reproduce)
 app.command(name="list")(runs.list_)
 

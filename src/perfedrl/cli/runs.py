@@ -25,7 +25,7 @@ from perfedrl.cli.console import (
 )
 from perfedrl.envs import ENVS
 from perfedrl.errors import UserError
-from perfedrl.estimators import CURVATURES
+from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.evaluation import EVALUATIONS
 from perfedrl.experiments import paper, store
 from perfedrl.experiments import personalize as own
@@ -40,6 +40,7 @@ REGISTRIES = {
     "envs": ENVS,
     "policies": POLICIES,
     "estimators": CURVATURES,
+    "baselines": BASELINES,
     "algorithms": ALGORITHMS,
     "evaluations": EVALUATIONS,
 }
@@ -52,6 +53,7 @@ class Kind(StrEnum):
     envs = "envs"
     policies = "policies"
     estimators = "estimators"
+    baselines = "baselines"
     algorithms = "algorithms"
     evaluations = "evaluations"
     experiments = "experiments"
@@ -108,8 +110,8 @@ def personalize(
 
     Writes the agent's parameters (safetensors) and a picture of episodes before and after.
 
-    Examples: perfedrl personalize runs/arc-first-order-0123456789 --goal 0.6,0.5;
-    perfedrl personalize runs/arc-first-order-0123456789 --agent 7 --trajectories 100 --out mine.safetensors
+    Examples: perfedrl personalize runs/arc-recommended-0123456789 --goal 0.6,0.5;
+    perfedrl personalize runs/arc-recommended-0123456789 --agent 7 --trajectories 100 --out mine.safetensors
     """
     position = None if goal is None else parse_goal(goal)
     if file and file.suffix != ".safetensors":

@@ -45,10 +45,7 @@ def demo(
     check_file(report)
     compilation.use_all_cores()
     configs = demonstration.configs(seeds)
-    with training(restart) as progress:
-        done = train_configs(
-            list(configs.values()), runs, restart=restart, progress=progress, compile_cache=compile_cache
-        )
+    done = train_all(list(configs.values()), runs, restart, compile_cache)
     trained = dict(zip(configs, done, strict=True))
     out.print(tables.demo(demonstration.rows(trained), seeds))
     out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
@@ -57,7 +54,7 @@ def demo(
 
 def reproduce(
     experiments: Annotated[
-        list[str], typer.Argument(help="e1, e3, e4, e5, e6, e7, theory, curvature, fewshot, or all.", metavar="EXPERIMENT...")
+        list[str], typer.Argument(help=f"{', '.join(paper.EXPERIMENTS)}, or all.", metavar="EXPERIMENT...")
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="A faithful miniature: fewer seeds, smaller curvature batches.")
@@ -86,11 +83,7 @@ def reproduce(
             check_file(file)
     compilation.use_all_cores()
     configs = paper.all_configs(chosen, seeds, quick)
-    if only_saved:
-        trained = saved(configs, runs)
-    else:
-        with training(restart) as progress:
-            trained = train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
+    trained = saved(configs, runs) if only_saved else train_all(configs, runs, restart, compile_cache)
     claims, plots = findings(chosen, seeds, quick, trained)
     out.print(tables.claims(claims, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
@@ -98,10 +91,14 @@ def reproduce(
         write_atomically(json_file, as_json([asdict(claim) for claim in claims]))
         written.append(json_file)
     if report:
-        written.append(
-            page.write(reports.of_reproduction(chosen, claims, plots, trained, command_line()), report)
-        )
+        written.append(page.write(reports.of_reproduction(chosen, claims, plots, trained, command_line()), report))
     wrote(written)
+
+
+def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool) -> list[Any]:
+    """The runs of some configs, trained where they are missing."""
+    with training(restart) as progress:
+        return train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
 
 
 def findings(chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any]) -> tuple[list[Any], list[Any]]:

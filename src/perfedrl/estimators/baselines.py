@@ -17,7 +17,7 @@ from jaxtyping import Float
 from perfedrl.errors import UserError
 from perfedrl.estimators.returns import largest_to_go
 from perfedrl.registry import registry
-from perfedrl.types import Array, Params, Trajectory
+from perfedrl.types import Array, Params, Scalar, Trajectory
 
 Baseline = Callable[..., Array | None]
 
@@ -30,7 +30,7 @@ FEW_COMPONENTS = 6
 class Nothing:
     """No baseline, as in the paper."""
 
-    def __call__(self, policy: Any, params: Params, batch: Trajectory, returns: Array, discount: float) -> None:
+    def __call__(self, policy: Any, params: Params, batch: Trajectory, returns: Array, discount: Scalar) -> None:
         return None
 
 
@@ -39,7 +39,7 @@ class LeaveOneOut:
     """The mean reward-to-go of the batch's other trajectories at the same decision; with one trajectory, nothing."""
 
     def __call__(
-        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
     ) -> Float[Array, "m T"]:
         return (jnp.sum(returns, axis=0) - returns) / max(len(returns) - 1, 1)
 
@@ -58,7 +58,7 @@ class Ridge:
             raise UserError(f"ridge: strength must be a finite number > 0; it is {self.strength}")
 
     def __call__(
-        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
     ) -> Float[Array, "m T"]:
         phi = features(policy, batch, discount)
         w = others_fit(phi, returns, self.strength)
@@ -70,14 +70,14 @@ class Critic:
     """A value network that is part of the parameters: the policy 'actor-critic' learns it along with the policy."""
 
     def __call__(
-        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
     ) -> Float[Array, "m T"]:
         if not hasattr(policy, "values"):
             raise UserError("the baseline 'critic' needs a policy with a value network, such as 'actor-critic'")
         return jax.lax.stop_gradient(policy.values(params, batch)) * largest_to_go(batch, discount)
 
 
-def features(policy: Any, batch: Trajectory, discount: float) -> Float[Array, "m T p"]:
+def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "m T p"]:
     """Features of state and remaining time on the scale of the reward-to-go.
 
     States that are numbers are told apart one by one; vectors enter with their squares and, if short, products.
@@ -100,9 +100,11 @@ def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength
     """Ridge coefficients for each of k parts of a batch (trajectory i is in part i mod k), fitted on the others."""
     m, _, p = phi.shape
     folds = min(m, MOST_FOLDS)
-    by_fold = lambda x: jnp.swapaxes(  # noqa: E731
-        jnp.pad(x, ((0, -m % folds), (0, 0), (0, 0))).reshape(-1, folds, *x.shape[1:]), 0, 1
-    ).reshape(folds, -1, x.shape[-1])
+
+    def by_fold(x: Float[Array, "m T q"]) -> Float[Array, "k n q"]:
+        whole = jnp.pad(x, ((0, -m % folds), (0, 0), (0, 0))).reshape(-1, folds, *x.shape[1:])
+        return jnp.swapaxes(whole, 0, 1).reshape(folds, -1, x.shape[-1])
+
     x, y = by_fold(phi), by_fold(target[..., None])
     gram = jnp.einsum("knp,knq->kpq", x, x)
     moment = jnp.sum(x * y, axis=1)
@@ -110,7 +112,7 @@ def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength
     return conjugate_gradients(system, jnp.sum(moment, axis=0) - moment)
 
 
-def conjugate_gradients(A: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Float[Array, "k p"]:
+def conjugate_gradients(system: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Float[Array, "k p"]:
     """Solve A x = b for k positive definite systems, nearly: any function of the others' data is a valid baseline.
 
     A fixed number of iterations without a library call, which would stall inside a compiled loop on two cores.
@@ -119,7 +121,7 @@ def conjugate_gradients(A: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Flo
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         x, r, d, rr = carry
-        Ad = jnp.sum(A * d[:, None, :], axis=-1)
+        Ad = jnp.sum(system * d[:, None, :], axis=-1)
         a = rr / jnp.maximum(jnp.sum(d * Ad, axis=-1), tiny)
         x, r = x + a[:, None] * d, r - a[:, None] * Ad
         new = jnp.sum(r * r, axis=-1)

@@ -15,7 +15,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.errors import UserError
 from perfedrl.estimators.objective import Objective
 from perfedrl.registry import registry
-from perfedrl.types import Array, Params
+from perfedrl.types import Array, Params, StepSize
 
 MEMORY = 0.9
 """The share that what is known of signal and noise keeps from step to step."""
@@ -28,7 +28,7 @@ class Control(Protocol):
     def init(self) -> PyTree: ...
 
     def __call__(
-        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+        self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
         """The term to add to v, from m trajectories, and what to remember."""
         ...
@@ -42,7 +42,7 @@ class Uncontrolled:
         return ()
 
     def __call__(
-        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+        self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
         return term(agent, theta, alpha, v, key, m), state
 
@@ -64,7 +64,7 @@ class Limited:
         return ()
 
     def __call__(
-        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: PyTree
+        self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
         longest = self.limit * m**0.5 * optax.tree.norm(v)
         return shortened(term(agent, theta, alpha, v, key, m), longest), state
@@ -72,7 +72,8 @@ class Limited:
 
 class Known(NamedTuple):
     """Running means, relative to |v|^2: of the squared length of the term's mean, estimated without bias, and of the
-    squared length of the estimate itself, which holds its noise too."""
+    squared length of the estimate itself, which holds its noise too.
+    """
 
     signal: Float[Array, ""]
     signal_and_noise: Float[Array, ""]
@@ -90,23 +91,22 @@ class Shrunk:
         return Known(jnp.zeros(()), jnp.zeros(()))
 
     def __call__(
-        self, agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int, state: Known
+        self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: Known
     ) -> tuple[Params, Known]:
         if m < 2:
             return jax.tree.map(jnp.zeros_like, v), state
         one, two = (term(agent, theta, alpha, v, k, m // 2) for k in jax.random.split(key))
         mean = optax.tree.scale(0.5, optax.tree.add(one, two))
-        tiny = jnp.finfo(state.signal.dtype).tiny
-        scale = (1 - MEMORY) / jnp.maximum(dot(v, v), tiny)
+        scale = ratio(1 - MEMORY, dot(v, v))
         now = Known(
             MEMORY * state.signal + scale * dot(one, two), MEMORY * state.signal_and_noise + scale * dot(mean, mean)
         )
-        share = jnp.clip(now.signal / jnp.maximum(now.signal_and_noise, tiny), 0, 1)
+        share = jnp.clip(ratio(now.signal, now.signal_and_noise), 0, 1)
         return optax.tree.scale(share, mean), now
 
 
-def term(agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
-    """alpha H v from m trajectories; H (alpha v) where every parameter has its own step size. None without any."""
+def term(agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int) -> Params:
+    """Alpha H v from m trajectories; H (alpha v) where every parameter has its own step size. None without any."""
     if m == 0:
         return jax.tree.map(jnp.zeros_like, v)
     if is_number(alpha):
@@ -114,26 +114,30 @@ def term(agent: Objective, theta: Params, alpha: Params, v: Params, key: PRNGKey
     return agent.curvature(theta, times(alpha, v), key, m)
 
 
-def times(alpha: Params, tree: Params) -> Params:
+def times(alpha: StepSize, tree: Params) -> Params:
     """Alpha times a tree, where alpha is a number or a tree like it."""
     if is_number(alpha):
         return optax.tree.scale(alpha, tree)
     return jax.tree.map(lambda a, x: a * x, alpha, tree)
 
 
-def is_number(alpha: Params) -> bool:
-    return jax.tree.structure(alpha) == jax.tree.structure(0) and jnp.ndim(alpha) == 0
+def is_number(alpha: StepSize) -> bool:
+    return jax.tree_util.all_leaves([alpha]) and jnp.ndim(alpha) == 0
 
 
 def shortened(tree: Params, longest: Array | float) -> Params:
     """A tree scaled down to a length where it is longer."""
-    length = optax.tree.norm(tree)
-    return optax.tree.scale(jnp.minimum(1, longest / jnp.maximum(length, jnp.finfo(length.dtype).tiny)), tree)
+    return optax.tree.scale(jnp.minimum(1, ratio(longest, optax.tree.norm(tree))), tree)
+
+
+def ratio(x: Array | float, y: Array) -> Array:
+    """X / y, and 0 where y is 0: a batch may have earned nothing at all."""
+    return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
 def dot(x: Params, y: Params) -> Float[Array, ""]:
     """The inner product of two trees, by sums: the order of a dot product could depend on what runs beside it."""
-    return sum(jnp.sum(a * b) for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True))
+    return jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), x, y))
 
 
 CONTROLS = registry("curvature control", none=Uncontrolled, limit=Limited, shrink=Shrunk)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from perfedrl.errors import UserError
 from perfedrl.estimators.returns import largest_to_go
-from perfedrl.types import Array, Params, Trajectory
+from perfedrl.types import Array, Params, Scalar, Trajectory
 
 LogProb = Callable[..., Float[Array, ""]]
 
@@ -27,7 +27,7 @@ def policy_gradient(log_prob: LogProb, params: Params, batch: Trajectory, weight
 
 
 def regularizer(
-    policy: Any, batch: Trajectory, returns: Float[Array, "m T"], discount: float, entropy: float
+    policy: Any, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar, entropy: float
 ) -> Callable[[Params], Float[Array, ""]] | None:
     """What is maximized along with the return, at the states that a batch visited; None where there is nothing.
 
@@ -43,4 +43,4 @@ def regularizer(
     if hasattr(policy, "value_fit"):
         target = returns / largest_to_go(batch, discount)
         terms.append(lambda theta: policy.value_fit(theta, batch, target))
-    return (lambda theta: sum(term(theta) for term in terms)) if terms else None
+    return (lambda theta: sum((term(theta) for term in terms), jnp.zeros(()))) if terms else None

@@ -5,14 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Key, PRNGKeyArray, PyTree
 
 from perfedrl.estimators.control import Control, Uncontrolled, times
 from perfedrl.estimators.objective import Objective
-from perfedrl.types import Params, Scalar
-
-Step = Scalar | Params
-"""An adaptation step size: a number, or one for every parameter."""
+from perfedrl.types import Array, Params, StepSize
 
 
 class StepKeys(NamedTuple):
@@ -37,7 +34,7 @@ class Way(NamedTuple):
     end: Params
 
 
-def adapt(agent: Objective, theta: Params, alpha: Step, key: PRNGKeyArray, m: int, steps: int = 1) -> Params:
+def adapt(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1) -> Params:
     """theta~ = theta + alpha g_in, a policy-gradient step from m trajectories (lines 14-15 of Algorithm 1), or several.
 
     Without trajectories, m = 0, there is no step.
@@ -45,7 +42,7 @@ def adapt(agent: Objective, theta: Params, alpha: Step, key: PRNGKeyArray, m: in
     return theta if m == 0 else adaptation(agent, theta, alpha, key, m, steps).end
 
 
-def adaptation(agent: Objective, theta: Params, alpha: Step, key: PRNGKeyArray, m: int, steps: int = 1) -> Way:
+def adaptation(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1) -> Way:
     """Nu adaptation steps from m trajectories each."""
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, tuple[Params, Params]]:
@@ -57,14 +54,14 @@ def adaptation(agent: Objective, theta: Params, alpha: Step, key: PRNGKeyArray, 
 
 
 def first_order_gradient(
-    agent: Objective, theta: Params, alpha: Step, keys: StepKeys, m_in: int, m_out: int, steps: int = 1
+    agent: Objective, theta: Params, alpha: StepSize, keys: StepKeys, m_in: int, m_out: int, steps: int = 1
 ) -> Params:
     """The Hessian-free estimate of grad F_i: g_out under the adapted policy, Section 5."""
     return agent.gradient(adapt(agent, theta, alpha, keys.inner, m_in, steps), keys.outer, m_out)
 
 
 def meta_gradient(
-    agent: Objective, theta: Params, alpha: Step, keys: StepKeys, m_in: int, m_h: int, m_out: int, steps: int = 1
+    agent: Objective, theta: Params, alpha: StepSize, keys: StepKeys, m_in: int, m_h: int, m_out: int, steps: int = 1
 ) -> Params:
     """Estimate grad F_i by (I + alpha H-hat) g_out from three independent batches, eq. (7), METAGRAD of Algorithm 1.
 
@@ -87,7 +84,14 @@ class Back(NamedTuple):
 
 
 def back(
-    agent: Objective, way: Way, alpha: Step, g_out: Params, key: PRNGKeyArray, m_h: int, control: Control, state: PyTree
+    agent: Objective,
+    way: Way,
+    alpha: StepSize,
+    g_out: Params,
+    key: PRNGKeyArray,
+    m_h: int,
+    control: Control,
+    state: PyTree,
 ) -> Back:
     """(I + alpha H(theta_0)) ... (I + alpha H(theta_{nu-1})) g_out, matrix-free, with m_h trajectories a factor."""
     steps = len(jax.tree.leaves(way.gradients)[0])
@@ -104,7 +108,7 @@ def back(
     return Back(gradient, jax.tree.map(lambda x: x.sum(axis=0), by_step), state)
 
 
-def step_keys(key: PRNGKeyArray, steps: int) -> PRNGKeyArray:
+def step_keys(key: PRNGKeyArray, steps: int) -> Key[Array, " nu"]:
     """A key for each step; a single step has the key itself."""
     return key[None] if steps == 1 else jax.random.split(key, steps)
 

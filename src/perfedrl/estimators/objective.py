@@ -16,7 +16,7 @@ from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.gradient import policy_gradient, regularizer
 from perfedrl.estimators.returns import Credit, reward_to_go
 from perfedrl.rollout import RolloutSampler, Sampler
-from perfedrl.types import Array, Params, Trajectory
+from perfedrl.types import Array, Params, Scalar, Trajectory
 
 SLICE = 100
 """Trajectories whose curvature product a CPU computes at a time: what they need then stays in its cache."""
@@ -58,7 +58,7 @@ class Forms(NamedTuple):
 CURVATURE, BASELINE = "causal", "leave-one-out"
 """The defaults: unbiased like the paper's forms, at no cost, and with far less noise (docs/estimators.md)."""
 
-PAPER = {"curvature": "score", "baseline": "none"}
+PAPER: dict[str, Any] = {"curvature": "score", "baseline": "none"}
 """The paper's forms."""
 
 
@@ -122,7 +122,7 @@ class Sampled(eqx.Module):
         return PolicyObjective(RolloutSampler(task, self.policy), self.policy, task.discount, self.forms)
 
 
-def credit(policy: Any, baseline: Baseline, discount: float, params: Params, batch: Trajectory) -> Credit:
+def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, batch: Trajectory) -> Credit:
     """Reward-to-go and baseline of every decision in a batch."""
     returns = reward_to_go(batch, discount)
     return Credit(returns, baseline(policy, params, batch, returns, discount))

@@ -29,7 +29,7 @@ def reward_to_go(batch: Trajectory, discount: Scalar) -> Float[Array, "m T"]:
     return jnp.flip(jnp.cumsum(jnp.flip(discounted, axis=-1), axis=-1), axis=-1)
 
 
-def largest_to_go(batch: Trajectory, discount: float) -> Float[Array, " T"]:
+def largest_to_go(batch: Trajectory, discount: Scalar) -> Float[Array, " T"]:
     """The reward-to-go by decision of an agent that always gets 1: the scale that returns shrink with."""
     T = batch.reward.shape[-1]
     return jnp.flip(jnp.cumsum(jnp.flip(discount ** jnp.arange(T, dtype=batch.reward.dtype))))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from perfedrl.estimators.control import MEMORY, dot, term
+from perfedrl.estimators.control import MEMORY, dot, ratio, term
 from perfedrl.estimators.meta import StepKeys, Way, adaptation
 from perfedrl.estimators.objective import Objective
-from perfedrl.types import Array, Params
+from perfedrl.types import Array, Params, StepSize
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """What a curvature batch may take of the budget, but never less than the two trajectories that keep watching."""
@@ -20,7 +20,8 @@ LEAST = 2
 
 class Moments(NamedTuple):
     """What an agent knows, as running means: the variance of one trajectory's outer gradient and of its curvature term,
-    and the squared length of that term's mean, all estimated without bias; and the weight of what was seen so far."""
+    and the squared length of that term's mean, all estimated without bias; and the weight of what was seen so far.
+    """
 
     outer: Float[Array, ""]
     curvature: Float[Array, ""]
@@ -42,7 +43,7 @@ def error(known: Moments, m_h: Array, m_out: Array) -> Array:
     """The mean squared error of outer gradient plus optimally shrunk curvature term, by the batches' sizes."""
     noise = known.curvature / m_h
     signal = jnp.maximum(known.signal, 0)
-    return known.outer / m_out + signal * noise / jnp.maximum(signal + noise, jnp.finfo(noise.dtype).tiny)
+    return known.outer / m_out + ratio(signal * noise, signal + noise)
 
 
 def choose(known: Moments, budget: int) -> Int[Array, ""]:
@@ -62,7 +63,7 @@ class Split(NamedTuple):
 
 
 def split_gradient(
-    agent: Objective, theta: Params, alpha: Params, keys: StepKeys, m_in: int, budget: int, known: Moments
+    agent: Objective, theta: Params, alpha: StepSize, keys: StepKeys, m_in: int, budget: int, known: Moments
 ) -> Split:
     """(I + alpha s H-hat) g_out with the budget split where it helps most and s the optimal shrinkage.
 
@@ -74,11 +75,10 @@ def split_gradient(
         m_out = budget - m_h
         g, noise_g, _ = halves(lambda key, m: agent.gradient(way.end, key, m), keys.outer, m_out)
         c, noise_c, signal = halves(lambda key, m: term(agent, theta, alpha, g, key, m), keys.curvature, m_h)
-        # The moments of a trajectory's curvature term go with |g|^2, which changes faster than they do.
         now = Moments(noise_g, noise_c, signal, jnp.ones(()))
         now = jax.tree.map(lambda old, new: MEMORY * old + (1 - MEMORY) * new, known, now)
         left = jnp.maximum(now.signal, 0)
-        share = left / jnp.maximum(left + now.curvature / m_h, jnp.finfo(left.dtype).tiny)
+        share = ratio(left, left + now.curvature / m_h)
         return optax.tree.add_scale(g, share, c), g, now
 
     sizes = menu(budget)

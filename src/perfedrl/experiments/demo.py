@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.paper.beyond import recommended
 from perfedrl.experiments.paper.neural import META, SCRATCH_SHOWN, rollout_configs
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
@@ -25,8 +26,8 @@ class Row(NamedTuple):
 
 
 def configs(seeds: int) -> dict[str, Config]:
-    """First-order meta-training on the arc, and the held-out agents alone, up to 200 trajectories."""
-    return rollout_configs(seeds, True)
+    """Meta-training on the arc as recommended, and the held-out agents alone, up to 200 trajectories."""
+    return {**rollout_configs(seeds, True), META: recommended(seeds)}
 
 
 def rows(runs: Mapping[str, Run]) -> list[Row]:

@@ -148,7 +148,9 @@ def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
     algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
     seeds = [seed for config in configs for seed in config.seeds]
     shared = parts[0]
-    return Simulation(shared.fleet, shared.policy, algorithms, seeds, shared.agent, chunk, shared.evaluation, configs[0].start)
+    return Simulation(
+        shared.fleet, shared.policy, algorithms, seeds, shared.agent, chunk, shared.evaluation, configs[0].start
+    )
 
 
 def _lanes(configs: Sequence[Config]) -> list[tuple[Config, slice]]:

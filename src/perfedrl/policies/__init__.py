@@ -6,7 +6,9 @@ from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
-POLICIES = registry("policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp, actor_critic=actor_critic)
+POLICIES = registry(
+    "policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp, actor_critic=actor_critic
+)
 
 __all__ = [
     "POLICIES",

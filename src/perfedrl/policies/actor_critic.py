@@ -10,7 +10,6 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.policies.base import Policy
 from perfedrl.policies.mlp import check_widths, forward, gaussian_mlp, init_layers, mlp, observation_size
 from perfedrl.types import Array, Noise, Params, Trajectory
 
@@ -24,7 +23,7 @@ class ActorCritic(eqx.Module):
     subtracted from, so no estimate becomes biased by it.
     """
 
-    actor: Policy
+    actor: Any
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     rate: float = eqx.field(static=True, default=1.0)
 
@@ -72,7 +71,7 @@ class ActorCritic(eqx.Module):
 def actor_critic(
     fleet: Fleet, hidden: Sequence[int] = (32,), critic: Sequence[int] = (32,), rate: float = 1.0
 ) -> ActorCritic:
-    """An MLP policy and a value network; with `baseline = "critic"` the latter takes noise off the former's gradients."""
+    """An MLP policy and a value network, which `baseline = "critic"` subtracts from returns."""
     make = mlp if isinstance(getattr(fleet.train, "actions", None), int) else gaussian_mlp
     actor = make(fleet, hidden)
     return ActorCritic(actor, (observation_size(fleet, "actor-critic") + 1, *critic, 1), rate)

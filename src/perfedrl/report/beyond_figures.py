@@ -1,17 +1,16 @@
 """The figures beyond the paper: curvature with small batches, and few-shot personalization that helps."""
 
-import numpy as np
-
 from perfedrl.experiments.paper import Runs, beyond
 from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.paper.neural import META, TRAINS
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Plot, Series, Strip, Strips
 
-
 WAYS = {
     "score": "as in the paper",
     "causal": "causal, leave-one-out",
     "causal, ridge": "causal, ridge",
+    "causal, alpha 0.5": "causal, leave-one-out, α = 0.5",
+    "causal, ridge, alpha 0.5": "causal, ridge, α = 0.5",
     "central differences": "central differences",
     "limited": "causal, limited",
     "shrunk": "causal, shrunk",

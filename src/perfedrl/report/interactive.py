@@ -6,7 +6,21 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Pairs, Panel, Plot, Rollouts, Series
+from perfedrl.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    Dots,
+    Lines,
+    Marks,
+    Pairs,
+    Panel,
+    Plot,
+    Rollouts,
+    Series,
+    Strips,
+)
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MOST_SEEDS = 12
@@ -15,10 +29,14 @@ MOST_SEEDS = 12
 
 def draw(plot: Plot) -> go.Figure:
     """Draw a plot."""
-    if isinstance(plot, Pairs):
-        figure = draw_pairs(plot)
-    else:
-        figure = draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
+    kinds: dict[type, Any] = {
+        Lines: draw_lines,
+        Rollouts: draw_rollouts,
+        Pairs: draw_pairs,
+        Strips: draw_strips,
+        Dots: draw_dots,
+    }
+    figure = kinds[type(plot)](plot)
     figure.update_layout(template="plotly_white", font={"family": FONT, "size": 13}, hoverlabel={"align": "left"})
     return figure
 
@@ -133,6 +151,69 @@ def draw_pairs(plot: Pairs) -> go.Figure:
     figure.update_layout(height=max(320, 120 + 28 * len(labels)), margin={"l": 20, "r": 20, "t": 20, "b": 60})
     figure.update_layout(legend={"orientation": "h", "y": -0.15, "x": 0})
     return figure
+
+
+def draw_strips(plot: Strips) -> go.Figure:
+    figure = go.Figure()
+    for strip in plot.strips:
+        figure.add_scatter(
+            x=strip.values,
+            y=[strip.label] * len(strip.values),
+            mode="markers",
+            marker={"color": strip.color, "opacity": 0.45, "size": 8},
+            customdata=plot.seeds,
+            hovertemplate="%{y}<br>seed %{customdata}: %{x:.3f}<extra></extra>",
+            showlegend=False,
+        )
+        figure.add_scatter(
+            x=[strip.middle],
+            y=[strip.label],
+            mode="markers",
+            marker={"symbol": "line-ns-open", "size": 18, "color": "black", "line": {"width": 3}},
+            hovertemplate="%{y}<br>median: %{x:.3f}<extra></extra>",
+            showlegend=False,
+        )
+    for level in plot.levels:
+        figure.add_vline(level.value, line={"color": level.color, "dash": "dot"}, annotation_text=level.label)
+    figure.update_xaxes(title=plot.x_label, rangemode="tozero")
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(height=max(320, 120 + 30 * len(plot.strips)), margin={"l": 20, "r": 20, "t": 40, "b": 60})
+    return figure
+
+
+def draw_dots(plot: Dots) -> go.Figure:
+    figure = make_subplots(1, len(plot.panels), shared_yaxes=True, horizontal_spacing=0.03)
+    for column, panel in enumerate(plot.panels, start=1):
+        for i, marks in enumerate(panel.marks):
+            offset = 0.22 * (i - (len(panel.marks) - 1) / 2)
+            figure.add_trace(dots(plot, marks, offset, legend=column == 1), row=1, col=column)
+        if panel.compare is not None:
+            figure.add_vline(panel.compare, line={"color": GREY, "dash": "dot", "width": 1}, row=1, col=column)
+        figure.update_xaxes(title=panel.x_label, type=panel.scale, exponentformat="power", row=1, col=column)
+        if panel.scale == "linear":
+            figure.update_xaxes(rangemode="tozero", row=1, col=column)
+    at = list(range(len(plot.labels)))
+    figure.update_yaxes(tickvals=at, ticktext=plot.labels, range=[len(at) - 0.5, -0.5], zeroline=False)
+    figure.update_yaxes(automargin=True, row=1, col=1)
+    figure.update_layout(height=160 + 28 * len(at), margin={"l": 20, "r": 20, "t": 20, "b": 60})
+    figure.update_layout(legend={"orientation": "h", "y": -0.12, "x": 0})
+    return figure
+
+
+def dots(plot: Dots, marks: Marks, offset: float, legend: bool) -> go.Scatter:
+    """One series; upper limits are hollow and point left."""
+    signs = ["≤ " if limit else "" for limit in marks.limit]
+    symbols = ["triangle-left-open" if limit else MARKERS[marks.color] for limit in marks.limit]
+    return go.Scatter(
+        x=marks.values,
+        y=np.arange(len(marks.values)) + offset,
+        mode="markers",
+        name=marks.label,
+        showlegend=legend,
+        marker={"color": marks.color, "symbol": symbols, "size": 8},
+        customdata=list(zip(plot.labels, signs, strict=True)),
+        hovertemplate=f"%{{customdata[0]}}<br>{marks.label}: %{{customdata[1]}}%{{x:.3g}}<extra></extra>",
+    )
 
 
 def draw_rollouts(plot: Rollouts) -> go.Figure:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from perfedrl.envs.navigation import first_reach
 
@@ -140,13 +140,81 @@ class Pairs:
     pairs: tuple[Pair, ...]
 
 
-Plot = Lines | Rollouts | Pairs
+@dataclass(frozen=True)
+class Strip:
+    """One line of points, a value per seed."""
+
+    label: str
+    values: Float[np.ndarray, " seed"]
+    color: str = BLUE
+
+    @property
+    def middle(self) -> float:
+        return float(np.median(self.values))
+
+
+@dataclass(frozen=True)
+class Strips:
+    """Lines of points under each other, each with its median, on one horizontal axis that starts at 0."""
+
+    name: str
+    title: str
+    x_label: str
+    strips: tuple[Strip, ...]
+    seeds: tuple[int, ...]
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A value on every line of a panel, nan where there is none; where `limit` it is an upper limit."""
+
+    label: str
+    values: Float[np.ndarray, " line"]
+    color: str
+    limit: Bool[np.ndarray, " line"]
+
+
+@dataclass(frozen=True)
+class DotPanel:
+    """Marks on one axis, and a value to compare them with."""
+
+    x_label: str
+    marks: tuple[Marks, ...]
+    scale: Literal["linear", "log"] = "log"
+    compare: float | None = None
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Things by line, and what was measured of them in panels side by side."""
+
+    name: str
+    title: str
+    labels: tuple[str, ...]
+    panels: tuple[DotPanel, ...]
+
+
+Plot = Lines | Rollouts | Pairs | Strips | Dots
 
 
 def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
     """The numbers that a plot shows, as the header and the rows of a table."""
+    if isinstance(plot, Dots):
+        return ("line", "panel", "series", "value", "upper limit"), [
+            (label, panel.x_label, marks.label, float(value), "yes" if limit else "no")
+            for panel in plot.panels
+            for marks in panel.marks
+            for label, value, limit in zip(plot.labels, marks.values, marks.limit, strict=True)
+        ]
     if isinstance(plot, Pairs):
         return ("quantity", "bound", "realized"), [tuple(pair) for pair in plot.pairs]
+    if isinstance(plot, Strips):
+        return ("strip", "seed", "value"), [
+            (strip.label, seed, float(x))
+            for strip in plot.strips
+            for seed, x in zip(plot.seeds, strip.values, strict=True)
+        ]
     if isinstance(plot, Rollouts):
         return ("panel", "episode", "step", "x", "y"), [
             (panel.title, e, t, float(x), float(y))

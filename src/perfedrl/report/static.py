@@ -9,20 +9,42 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 from matplotlib.ticker import PercentFormatter
 
 from perfedrl.experiments.files import write_atomically
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, Lines, Pairs, Panel, Plot, Rollouts, Series, rows
+from perfedrl.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    MARKERS,
+    DotPanel,
+    Dots,
+    Lines,
+    Pairs,
+    Panel,
+    Plot,
+    Rollouts,
+    Series,
+    Strips,
+    rows,
+)
 
 MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x"}
 
 
 def draw(plot: Plot) -> Figure:
     """Draw a plot."""
-    if isinstance(plot, Pairs):
-        return draw_pairs(plot)
-    return draw_rollouts(plot) if isinstance(plot, Rollouts) else draw_lines(plot)
+    kinds: dict[type, Any] = {
+        Lines: draw_lines,
+        Rollouts: draw_rollouts,
+        Pairs: draw_pairs,
+        Strips: draw_strips,
+        Dots: draw_dots,
+    }
+    return kinds[type(plot)](plot)
 
 
 def draw_lines(plot: Lines) -> Figure:
@@ -86,6 +108,65 @@ def draw_pairs(plot: Pairs) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def draw_strips(plot: Strips) -> Figure:
+    figure = Figure(figsize=(7.2, 1.4 + 0.32 * len(plot.strips)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for y, strip in enumerate(plot.strips):
+        axes.plot(strip.values, np.full(len(strip.values), y), "o", color=strip.color, alpha=0.4, markersize=5, mew=0)
+        axes.plot(strip.middle, y, "|", color="black", markersize=13, markeredgewidth=2)
+    for level in plot.levels:
+        axes.axvline(level.value, color=level.color, linestyle=":", label=level.label)
+    axes.set_yticks(np.arange(len(plot.strips)), [strip.label for strip in plot.strips], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(left=min(0.0, *(float(strip.values.min()) for strip in plot.strips)))
+    axes.set_xlabel(plot.x_label)
+    axes.set_title(f"{plot.title}: {len(plot.seeds)} seeds and their median", fontsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+    if plot.levels:
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_dots(plot: Dots) -> Figure:
+    # Room between panels, so that the last tick of one and the first of the next stay apart.
+    layout = ConstrainedLayoutEngine(wspace=0.06)
+    figure = Figure(figsize=(3.6 + 2.6 * len(plot.panels), 1.5 + 0.3 * len(plot.labels)), layout=layout)
+    FigureCanvasAgg(figure)
+    all_axes = np.ravel(figure.subplots(1, len(plot.panels), sharey=True))
+    for axes, panel in zip(all_axes, plot.panels, strict=True):
+        draw_marks(axes, panel)
+    all_axes[0].set_yticks(np.arange(len(plot.labels)), plot.labels, fontsize=8)
+    all_axes[0].set_ylim(len(plot.labels) - 0.5, -0.5)
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    if any(marks.limit.any() for panel in plot.panels for marks in panel.marks):
+        handles.append(Line2D([], [], color=GREY, marker="<", markerfacecolor="white", linestyle=""))
+        labels.append("upper limit (within noise)")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    figure.suptitle(plot.title, fontsize=10)
+    return figure
+
+
+def draw_marks(axes: Axes, panel: DotPanel) -> None:
+    for i, marks in enumerate(panel.marks):
+        # Series stand one below the other within a line, so that equal values do not hide each other.
+        at = np.arange(len(marks.values)) + 0.22 * (i - (len(panel.marks) - 1) / 2)
+        exact, limits = ~marks.limit, marks.limit
+        style: dict[str, Any] = {"color": marks.color, "linestyle": "", "markersize": 4.5}
+        marker = MATPLOTLIB[MARKERS[marks.color]]
+        axes.plot(marks.values[exact], at[exact], marker=marker, label=marks.label, **style)
+        axes.plot(marks.values[limits], at[limits], marker="<", markerfacecolor="white", **style)
+    axes.set_xscale(panel.scale)
+    if panel.scale == "linear":
+        axes.set_xlim(left=0)
+    if panel.compare is not None:
+        axes.axvline(panel.compare, color=GREY, linestyle=":", linewidth=1)
+    axes.set_xlabel(panel.x_label, fontsize=9)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def draw_rollouts(plot: Rollouts) -> Figure:

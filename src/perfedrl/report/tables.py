@@ -36,7 +36,8 @@ def final_outcomes(run: Run) -> list[tuple[str, ...]]:
         returns |= {f"held_out_{when}.return": getattr(history, f"held_out_{when}") for when in ("before", "after")}
     measured = returns | dict(history.outcomes)
     last = lambda x: interval(mean_interval(x[:, -1].mean(axis=-1)))  # noqa: E731
-    return [
+    recorded = [(f"{key[9:]}, last round", "", last(x)) for key, x in measured.items() if key.startswith("training.")]
+    return recorded + [
         (
             f"{LABELS.get(name, name)}, {part}",
             *(last(measured[f"{prefix}{when}.{name}"]) for when in ("before", "after")),

@@ -10,7 +10,6 @@ import numpy as np
 from perfedrl.algorithms import average
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
-from perfedrl.errors import UserError
 from perfedrl.estimators import PAPER, Objective, Sampled, StepKeys
 from perfedrl.lanes import agent_keys
 from perfedrl.theory.setting import first_parameters
@@ -41,7 +40,8 @@ def trace(fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0,
     """The steps that `simulate` takes with these arguments and the paper's estimators, kept."""
     settings(algorithm)
     theta = first_parameters(policy, start)
-    return Trace(jax.tree.map(np.asarray, _trace(algorithm, Sampled(policy, **PAPER), fleet.train, theta, seed, rounds)))
+    taken = _trace(algorithm, Sampled(policy, **PAPER), fleet.train, theta, seed, rounds)
+    return Trace(jax.tree.map(np.asarray, taken))
 
 
 @partial(jit, static_argnums=(5,))

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import PRNGKeyArray
 
 from perfedrl.estimators.returns import Credit
-from perfedrl.types import Params, Trajectory
+from perfedrl.types import Params, Scalar, Trajectory
 
 UNBIASED = "none"
 
@@ -19,8 +19,10 @@ class Curvature(Protocol):
     Hashable, since programs are compiled for it: a frozen dataclass.
     """
 
-    bias: str
-    """Of what order the estimate's mean is off; "none" is proven by enumeration."""
+    @property
+    def bias(self) -> str:
+        """Of what order the estimate's mean is off; "none" is proven by enumeration."""
+        ...
 
     def __call__(self, agent: Any, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params: ...
 
@@ -42,7 +44,7 @@ class FromBatch:
         return agent.product(self, params, agent.sampler.sample(params, key, m), v)
 
     def product(
-        self, policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params, discount: float
+        self, policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params, discount: Scalar
     ) -> Params:
         """The mean over a batch, or over a slice of one whose credit is that of the whole batch."""
         settings = dict(self.settings) | ({"discount": discount} if self.discounted else {})

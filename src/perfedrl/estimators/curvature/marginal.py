@@ -1,4 +1,4 @@
-"""Action-marginalization, for policies over finitely many actions: the mean over actions taken by sums where it can be."""
+"""Action-marginalization: for finitely many actions, means over them are sums wherever they can be."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from perfedrl.estimators.baselines import features, others_fit
 from perfedrl.estimators.curvature.surrogates import box, second_derivative
 from perfedrl.estimators.gradient import log_probs
 from perfedrl.estimators.returns import Credit
-from perfedrl.types import Array, Params, Trajectory
+from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
 def marginalized(
@@ -21,7 +21,7 @@ def marginalized(
     batch: Trajectory,
     credit: Credit,
     v: Params,
-    discount: float,
+    discount: Scalar,
     strength: float = 1e-2,
 ) -> Params:
     """The causal form with an action-value as control variate whose own part is summed over all actions.

@@ -30,7 +30,6 @@ def score(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Par
 
 def causal(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
     """Every pair of decisions weighted by what followed the later of the two: its advantage."""
-
     up_to_now = lambda y: jnp.cumsum(y, axis=-1)  # noqa: E731
 
     def later(y: Float[Array, "m T"]) -> Float[Array, "m T"]:
@@ -55,7 +54,8 @@ def pairwise(
     weighted: Pairing | None = None,
 ) -> Params:
     """The product whose decisions are paired with `pairing(y)`, weighted by their own advantage, and with
-    `weighted(y)`, which has its weights already."""
+    `weighted(y)`, which has its weights already.
+    """
     A = credit.advantage
 
     def surrogate(theta: Params) -> Float[Array, ""]:

@@ -77,7 +77,9 @@ def baseline(credit: Credit) -> Float[Array, "m T"]:
     return jnp.zeros_like(credit.returns) if credit.baseline is None else credit.baseline
 
 
-def of_log_probs(objective: Callable[[Array], Array], policy: Any, params: Params, batch: Trajectory, v: Params) -> Params:
+def of_log_probs(
+    objective: Callable[[Array], Array], policy: Any, params: Params, batch: Trajectory, v: Params
+) -> Params:
     """The product for an objective of the log-probabilities alone."""
     logp = lambda theta: log_probs(policy.log_prob, theta, batch)  # noqa: E731
     return second_derivative(lambda theta: objective(logp(theta)), params, v, len(batch.reward))

@@ -6,21 +6,22 @@ from typing import Any, NamedTuple
 import jax
 
 from perfedrl.errors import UserError
-from perfedrl.estimators import BASELINES, CURVATURES, UNBIASED, Sampled
+from perfedrl.estimators import BASELINES, CURVATURES, PAPER, UNBIASED, Baseline, Curvature, Sampled
 from perfedrl.estimators.curvature import CentralDifferences
 from perfedrl.estimators.curvature.marginal import marginalized
-from perfedrl.experiments.config import Parts
+from perfedrl.experiments.config import Config
 from perfedrl.registry import Registry
 
 CURVATURE, GRADIENT = "curvature", "gradient"
-PAPER = ("score", "none")
-"""The paper's form and baseline."""
-
+SCORE, NOTHING = PAPER["curvature"], PAPER["baseline"]
 POLICY_GRADIENT, OWN_BASELINE = "policy gradient", "its own"
 
 
 class Estimator(NamedTuple):
-    """A way to estimate a product with the Hessian of J, or the gradient of J, from so many trajectories."""
+    """A way to estimate a product with the Hessian of J, or the gradient of J, from so many trajectories.
+
+    `form` and `baseline` are names; of a gradient only the baseline counts.
+    """
 
     quantity: str
     form: str
@@ -28,17 +29,28 @@ class Estimator(NamedTuple):
     order: str
     """Of what order its bias is, as the form says; "none" for none."""
     trajectories: int
-    agent: Sampled
+    curvature: Curvature
+    subtracted: Baseline
 
     @property
     def name(self) -> str:
         return f"{self.form}, {self.baseline}"
 
+    @property
+    def is_paper(self) -> bool:
+        """Whether it is the paper's estimator of its quantity."""
+        return (self.form, self.baseline) in ((SCORE, NOTHING), (POLICY_GRADIENT, NOTHING))
 
-def candidates(parts: Parts, m: int, forms: Sequence[str] = (), baselines: Sequence[str] = ()) -> list[Estimator]:
+    @property
+    def unbiased(self) -> bool:
+        """Whether the form says so."""
+        return self.order == UNBIASED
+
+
+def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Sequence[str] = ()) -> list[Estimator]:
     """The estimators to measure; of what is not named all there is. The paper's are always among them."""
-    policy, task, own = parts.policy, parts.fleet.task(0), parts.agent.forms
-    key, theta = jax.random.key(0), jax.eval_shape(parts.policy.init, jax.random.key(0))
+    policy, task, own = config.parts.policy, config.parts.fleet.task(0), config.parts.agent.forms
+    key, theta = jax.random.key(0), jax.eval_shape(policy.init, jax.random.key(0))
 
     def try_form(curvature: Any) -> None:
         jax.eval_shape(lambda t: Sampled(policy, curvature)(task).curvature(t, t, key, m), theta)
@@ -46,28 +58,28 @@ def candidates(parts: Parts, m: int, forms: Sequence[str] = (), baselines: Seque
     def try_baseline(baseline: Any) -> None:
         jax.eval_shape(lambda t: Sampled(policy, baseline=baseline)(task).gradient(t, key, m), theta)
 
-    curvatures = fitting(CURVATURES, forms, own.curvature, try_form)
-    subtracted = fitting(BASELINES, baselines, own.baseline, try_baseline)
-    pairs = [(form, name) for form in curvatures for name in subtracted]
-    made, none = {PAPER[0]: CURVATURES[PAPER[0]]()} | curvatures, {PAPER[1]: BASELINES[PAPER[1]]()}
-    taken = none | subtracted
+    curvatures = fitting(CURVATURES, forms, (config.curvature["name"], own.curvature), try_form)
+    taken = fitting(BASELINES, baselines, (config.baseline["name"], own.baseline), try_baseline)
+    pairs = [*((form, name) for form in curvatures for name in taken), (SCORE, NOTHING)]
+    curvatures, taken = {SCORE: CURVATURES[SCORE](), **curvatures}, {NOTHING: BASELINES[NOTHING](), **taken}
     products = {}
-    for form, name in dict.fromkeys([*pairs, PAPER]):
-        curvature, baseline = made[form], taken[name]
+    for form, name in pairs:
+        curvature, baseline = curvatures[form], taken[name]
         # It subtracts a fit of its own, whatever the baseline.
         if getattr(curvature, "form", None) is marginalized:
-            name, baseline = OWN_BASELINE, none[PAPER[1]]
+            name, baseline = OWN_BASELINE, taken[NOTHING]
         spent = m // 2 * 2 if isinstance(curvature, CentralDifferences) else m
-        agent = Sampled(policy, curvature, baseline)
-        products[form, name] = Estimator(CURVATURE, form, name, curvature.bias, spent, agent)
+        products[form, name] = Estimator(CURVATURE, form, name, curvature.bias, spent, curvature, baseline)
     gradients = [
-        Estimator(GRADIENT, POLICY_GRADIENT, name, UNBIASED, m, Sampled(policy, baseline=baseline))
+        Estimator(GRADIENT, POLICY_GRADIENT, name, UNBIASED, m, curvatures[SCORE], baseline)
         for name, baseline in taken.items()
     ]
     return [*products.values(), *gradients]
 
 
-def fitting(known: Registry, names: Sequence[str], own: Any, attempt: Callable[[Any], None]) -> dict[str, Any]:
+def fitting(
+    known: Registry, names: Sequence[str], own: tuple[str, Any], attempt: Callable[[Any], None]
+) -> dict[str, Any]:
     """Parts by name; when none are named all that can work here, and the config's own where its settings differ.
 
     `attempt` is called with a part, and raises a `UserError` where it cannot work with the policy or the batch.
@@ -78,8 +90,8 @@ def fitting(known: Registry, names: Sequence[str], own: Any, attempt: Callable[[
             attempt(part)
         return made
     made = {name: factory() for name, factory in known.items()}
-    if own not in made.values():
-        made["the config's"] = own
+    if own[1] not in made.values():
+        made[f"{own[0]}, as set"] = own[1]
     return {name: part for name, part in made.items() if works(attempt, part)}
 
 

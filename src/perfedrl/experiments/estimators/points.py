@@ -23,7 +23,7 @@ from perfedrl.theory.setting import is_tabular
 from perfedrl.types import Array, Params, Progress, Trajectory
 
 STAGES = ("start", "middle", "end")
-REFERENCE, CHUNK, DIRECTION_CHUNKS = 200_000, 500, 20
+REFERENCE, CHUNK, DIRECTION_CHUNKS = 50_000, 500, 20
 """Trajectories that stand for the truth where it is not known; how many are worked on at a time; and how many times so
 many give the direction."""
 
@@ -31,18 +31,25 @@ STUDY = 2**32 - 3
 """Folded into a seed's key where training folds an agent's number: what is drawn here was never trained on."""
 
 
-class Point(NamedTuple):
-    """One agent at one stage: the parameters, the direction, the keys to estimate with, and the truth of each quantity:
-    one exact row, or independent estimates of it as rows. `counted` is 1 for parameters that the policy plays by, and
-    0 for others, such as a value network's."""
+class Where(NamedTuple):
+    """What an estimate is made of: an agent, parameters, a direction, and a key each.
 
-    stage: str
-    round: int
+    `counted` is 1 for parameters that the policy plays by, and 0 for others, such as a value network's.
+    """
+
     task: Any
     theta: Params
     v: Params
     counted: Params
     keys: Key[Array, " replicate"]
+
+
+class Point(NamedTuple):
+    """One agent at one stage, and the truth of each quantity: one exact row, or independent estimates of it as rows."""
+
+    stage: str
+    round: int
+    at: Where
     truth: Mapping[str, Float[Array, "part d"]]
 
 
@@ -65,7 +72,8 @@ def visit(
                 v, truth = _referred(parts.policy, task, theta, alpha, other, reference // CHUNK)
             counted = _plays_by(parts.policy, task, theta, other)
             keys = jax.random.split(estimates, replicates)
-            yield Point(stage, rounds[stage], task, theta, single(v), counted, keys, jax.tree.map(np.asarray, truth))
+            at = Where(task, theta, single(v), counted, keys)
+            yield Point(stage, rounds[stage], at, jax.tree.map(np.asarray, truth))
 
 
 def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progress) -> Iterator[tuple[str, PyTree]]:

@@ -3,27 +3,32 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Key, PRNGKeyArray
+from jaxtyping import Float
 
 from perfedrl.algorithms.base import check_counts
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError, nearest
-from perfedrl.estimators import UNBIASED, Sampled
+from perfedrl.estimators import Baseline, Curvature, Sampled
 from perfedrl.experiments.config import Config, whole
-from perfedrl.experiments.estimators.candidates import CURVATURE, GRADIENT, PAPER, Estimator, candidates
+from perfedrl.experiments.estimators.candidates import CURVATURE, Estimator, candidates
 from perfedrl.experiments.estimators.moments import Error, Measured, Moments, error, moments, ratio
-from perfedrl.experiments.estimators.points import CHUNK, REFERENCE, STAGES, Point, flat, visit
+from perfedrl.experiments.estimators.points import CHUNK, REFERENCE, STAGES, Point, Where, flat, visit
 from perfedrl.theory.setting import is_tabular
-from perfedrl.types import Array, Params, Progress
+from perfedrl.types import Array, Params, Progress, Trajectory, Whole
 
-REPLICATES, AGENTS, TRAJECTORIES = 400, 2, 10
+REPLICATES, AGENTS, TRAJECTORIES = 300, 2, 10
 MOST_REPLICATES, LEAST_REFERENCE, MOST_REFERENCE = 100_000, 10 * CHUNK, 1_000_000_000
-SAME = 2e-3
-"""Variances that differ by less than this share are those of the same estimate."""
+CALLS = 4
+"""The least number of calls that are timed, less the first."""
+
+SAME = 1e-4
+"""Variances from the same draws that differ by less than this share are those of one estimate, but for rounding."""
 
 
 class Row(NamedTuple):
@@ -38,22 +43,21 @@ class Row(NamedTuple):
     microseconds: float
     """Of one estimate inside a compiled loop on this machine, trajectories included."""
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether the form says so."""
-        return self.estimator.order == UNBIASED
-
-    def equals(self, other: "Row") -> bool:
-        """Whether the variance is the same but for rounding: so it is where two forms are one."""
-        return bool(np.isclose(self.error.variance.value, other.error.variance.value, rtol=SAME, atol=0))
+    def same(self, other: "Row") -> bool:
+        """Whether two forms with the same baseline are one estimate, as several published ones are."""
+        alike = self.estimator.baseline == other.estimator.baseline
+        return alike and bool(np.isclose(self.error.variance.value, other.error.variance.value, rtol=SAME, atol=0))
 
 
 class Verdict(NamedTuple):
-    """The form of least variance among those without bias at one stage, others that equal it, and the paper's."""
+    """Curvature forms at one stage: the least variance without bias, and what is the same estimate by another name;
+    the paper's; and the least squared error, bias or not.
+    """
 
     best: Row
     equal: tuple[Row, ...]
     paper: Row
+    closest: Row
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,11 @@ class Study:
     def verdict(self, stage: str) -> Verdict:
         """Which form to take."""
         rows = self.at(stage, CURVATURE)
-        unbiased = [row for row in rows if row.unbiased]
+        unbiased = [row for row in rows if row.estimator.unbiased]
         least = min(unbiased, key=lambda row: row.error.variance.value)
-        best, *equal = (row for row in unbiased if row.equals(least))
-        (paper,) = (row for row in rows if (row.estimator.form, row.estimator.baseline) == PAPER)
-        return Verdict(best, tuple(equal), paper)
+        best, *equal = (row for row in unbiased if row.same(least))
+        (paper,) = (row for row in rows if row.estimator.is_paper)
+        return Verdict(best, tuple(equal), paper, min(rows, key=lambda row: row.error.square))
 
 
 def measure(
@@ -112,12 +116,13 @@ def measure(
     agents = min(AGENTS, parts.fleet.agents) if agents is None else agents
     seed = config.seeds[0] if seed is None else seed
     check(config, stages, m, replicates, agents, seed, reference)
-    estimators = candidates(parts, m, forms, baselines)
+    estimators = candidates(config, m, forms, baselines)
     points = list(visit(config, stages, replicates, agents, seed, reference, progress))
+    baselines_used = tuple(dict.fromkeys(estimator.subtracted for estimator in estimators))
     found = []
     for i, estimator in enumerate(estimators, start=1):
         progress(f"{estimator.name} ({i} of {len(estimators)})")
-        found.append((estimator, *replicate(estimator, points, m)))
+        found.append((estimator, *replicate(estimator, baselines_used, parts.policy, points, m)))
     exact = is_tabular(parts.fleet, parts.policy)
     reference_used = None if exact else reference // CHUNK * CHUNK
     return Study(config, seed, m, replicates, agents, reference_used, rows(points, found))
@@ -145,20 +150,20 @@ def check(
             raise UserError(f"{name} must be a whole number from {least} to {most}; it is {value!r}")
 
 
-def replicate(estimator: Estimator, points: Sequence[Point], m: int) -> tuple[list[Moments], float]:
+def replicate(
+    estimator: Estimator, baselines: tuple[Baseline, ...], policy: Any, points: Sequence[Point], m: int
+) -> tuple[list[Moments], float]:
     """The moments of an estimator at each point, and the microseconds that one estimate takes."""
     found, seconds = [], []
-    of_gradient = estimator.quantity == GRADIENT
-    for point in [points[0], *points]:
+    number = baselines.index(estimator.subtracted)
+    # The first call may compile, so its time does not count.
+    for point in (CALLS * list(points))[: max(len(points), CALLS)]:
         began = time.perf_counter()
-        estimates = _estimates(
-            estimator.agent, point.task, point.theta, point.v, point.counted, point.keys, m, of_gradient
-        )
+        estimates = _estimates(policy, point.at, number, estimator.curvature, baselines, m, estimator.quantity)
         estimates.block_until_ready()
-        seconds.append((time.perf_counter() - began) / len(point.keys))
+        seconds.append((time.perf_counter() - began) / len(point.at.keys))
         found.append(moments(np.asarray(estimates), np.asarray(point.truth[estimator.quantity])))
-    # The first call compiles.
-    return found[1:], 1e6 * float(np.median(seconds[1:]))
+    return found[: len(points)], 1e6 * float(np.median(seconds[1:]))
 
 
 def rows(points: Sequence[Point], found: Sequence[tuple[Estimator, list[Moments], float]]) -> tuple[Row, ...]:
@@ -166,40 +171,49 @@ def rows(points: Sequence[Point], found: Sequence[tuple[Estimator, list[Moments]
     made = []
     for stage, round_ in dict.fromkeys((point.stage, point.round) for point in points):
         here = [i for i, point in enumerate(points) if point.stage == stage]
-        agents = {estimator.quantity + estimator.name: [of[i] for i in here] for estimator, of, _ in found}
+        paper = {e.quantity: [of[i] for i in here] for e, of, _ in found if e.is_paper}
         for estimator, of, microseconds in found:
-            paper = paper_of(estimator, [e for e, _, _ in found])
-            own = agents[estimator.quantity + estimator.name]
-            share = ratio(own, agents[paper.quantity + paper.name])
+            own = [of[i] for i in here]
+            share = ratio(own, paper[estimator.quantity])
             made.append(Row(stage, round_, estimator, error(own), share, microseconds))
     return tuple(made)
 
 
-def paper_of(estimator: Estimator, among: Sequence[Estimator]) -> Estimator:
-    """The paper's estimator of the same quantity."""
-    is_paper = lambda e: e.baseline == PAPER[1] and e.form in (PAPER[0], "policy gradient")  # noqa: E731
-    (paper,) = (e for e in among if e.quantity == estimator.quantity and is_paper(e))
-    return paper
+@dataclass(frozen=True)
+class OneOf:
+    """One of several baselines, by a number that a compiled program is given: so one program serves all of them."""
+
+    baselines: tuple[Baseline, ...]
+    number: Any
+
+    def __call__(
+        self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: float
+    ) -> Float[Array, "m T"]:
+        def values(baseline: Baseline) -> Float[Array, "m T"]:
+            said = baseline(policy, params, batch, returns, discount)
+            return jnp.zeros_like(returns) if said is None else said
+
+        return jax.lax.switch(self.number, [partial(values, baseline) for baseline in self.baselines])
 
 
 def estimate_many(
-    agent: Sampled,
-    task: Any,
-    theta: Params,
-    v: Params,
-    counted: Params,
-    keys: Key[Array, " replicate"],
+    policy: Any,
+    at: Where,
+    number: Whole,
+    curvature: Curvature,
+    baselines: tuple[Baseline, ...],
     m: int,
-    of_gradient: bool,
+    quantity: str,
 ) -> Float[Array, "replicate d"]:
     """One estimate for every key: on a CPU one after the other, as in training, elsewhere at once."""
-    objective = agent(task)
+    agent = Sampled(policy, curvature, OneOf(baselines, number))(at.task)
 
-    def one(key: PRNGKeyArray) -> Float[Array, " d"]:
-        made = objective.gradient(theta, key, m) if of_gradient else objective.curvature(theta, v, key, m)
-        return flat(jax.tree.map(lambda x, share: x * share, made, counted))
+    def one(key: Any) -> Float[Array, " d"]:
+        product = quantity == CURVATURE
+        made = agent.curvature(at.theta, at.v, key, m) if product else agent.gradient(at.theta, key, m)
+        return flat(jax.tree.map(lambda x, share: x * share, made, at.counted))
 
-    return jax.lax.map(one, keys) if jax.default_backend() == "cpu" else jax.vmap(one)(keys)
+    return jax.lax.map(one, at.keys) if jax.default_backend() == "cpu" else jax.vmap(one)(at.keys)
 
 
-_estimates = jit(estimate_many, static_argnums=(6, 7))
+_estimates = jit(estimate_many, static_argnums=(3, 4, 5, 6))
