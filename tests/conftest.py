@@ -17,7 +17,16 @@ import hypothesis
 import jax
 import jaxtyping
 import pytest
-from fixtures import curvature_runs, deployed_runs, run, runs_of, tabular_runs, theory_study  # noqa: F401
+from fixtures import (  # noqa: F401
+    curvature_runs,
+    deployed_runs,
+    quiet_runs,
+    recommended_runs,
+    run,
+    runs_of,
+    tabular_runs,
+    theory_study,
+)
 
 # Examples are few and fixed: each may compile, and a test must fail for the same reason twice.
 hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)

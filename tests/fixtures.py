@@ -9,7 +9,11 @@ import tomli_w
 
 from perfedrl import cli
 from perfedrl.cli import console
-from perfedrl.experiments.paper import EXPERIMENTS, neural, theory
+from perfedrl.estimators import BASELINES, CURVATURES
+from perfedrl.experiments.estimators import CURVATURE, Error, Estimator, Measured
+from perfedrl.experiments.estimators import Row as StudyRow
+from perfedrl.experiments.estimators import Study as EstimatorStudy
+from perfedrl.experiments.paper import EXPERIMENTS, beyond, neural, theory
 from perfedrl.experiments.store import Run
 from perfedrl.history import Deployment, History
 from perfedrl.theory.measure import Row
@@ -167,11 +171,44 @@ def theory_study():
 
 
 @pytest.fixture
-def runs_of(tabular_runs, curvature_runs, deployed_runs, theory_study):
+def quiet_runs():
+    """The curvature experiment: the paper's form fails, the others train; and a study of variances."""
+    configs = EXPERIMENTS["curvature"].configs(3, False)
+    level = {"score": 0.2, "exact": 0.95, "first-order": 0.9, "fedavg-pg": 0.8}
+    runs = {
+        (way, m): fake_run(config, rising(config, level[way] if way == "score" or m == "grid" else 2.4))
+        for (way, m), config in configs.items()
+    }
+    made = lambda form, baseline: Estimator(  # noqa: E731
+        CURVATURE, form, baseline, "none", 100, CURVATURES[form](), BASELINES[baseline]()
+    )
+    error = Error(1.0, Measured(1.0, 0.1), Measured(0.0, 0.1), 0.3, False)
+    rows = tuple(
+        StudyRow(stage, k, made(form, baseline), error._replace(variance=Measured(v, 0.1)), Measured(v, 0.01), 300.0)
+        for k, stage in enumerate(("start", "middle", "end"))
+        for form, baseline, v in (("score", "none", 1.0), ("causal", "ridge", 0.2 - 0.06 * k))
+    )
+    return beyond.Evidence(runs, EstimatorStudy(neural.meta_config(1), 0, 100, 100, 6, 1000, rows))
+
+
+@pytest.fixture
+def recommended_runs():
+    """The few-shot experiment: the recommended recipe helps at every budget."""
+    values = {"return": [1.7, 2.6, 2.8, 2.85, 2.9, 2.95], "success": [0.8, 0.95, 0.97, 0.98, 0.99, 0.99]}
+    by_budget = {k: np.broadcast_to(np.asarray(v)[None, :, None], (3, 6, 3)) for k, v in values.items()}
+    deployment = Deployment(np.asarray(neural.BUDGETS), by_budget, np.zeros((3, 6, 3, 0)))
+    configs = EXPERIMENTS["fewshot"].configs(3, False)
+    return {key: fake_run(config, rising(config, 2.4), deployment) for key, config in configs.items()}
+
+
+@pytest.fixture
+def runs_of(tabular_runs, curvature_runs, deployed_runs, theory_study, quiet_runs, recommended_runs):
     """The evidence behind every experiment."""
     return {
         **dict.fromkeys(("e1", "e3", "e6"), tabular_runs),
         "e4": curvature_runs,
         **dict.fromkeys(("e5", "e7"), deployed_runs),
         "theory": theory_study,
+        "curvature": quiet_runs,
+        "fewshot": recommended_runs,
     }

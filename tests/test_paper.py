@@ -115,6 +115,21 @@ def test_few_shot_claims_are_met_by_the_papers_numbers(deployed_runs):
     assert measured["trajectories from scratch that match zero-shot (1000 to 4000)"] == pytest.approx(halfway)
 
 
+def test_the_claims_beyond_the_paper_are_met_by_what_they_ask_for_alone(quiet_runs, recommended_runs):
+    claims = EXPERIMENTS["curvature"].claims(quiet_runs)
+    assert all(claim.met for claim in claims), [claim for claim in claims if not claim.met]
+    assert claims[-1].measured == pytest.approx(0.08)
+    stuck = dict.fromkeys(beyond.CLAIMED, quiet_runs.runs["score", 10])
+    missed = [c for c in EXPERIMENTS["curvature"].claims(quiet_runs._replace(runs={**quiet_runs.runs, **stuck}))]
+    assert [claim.met for claim in missed[:4]] == [False] * 4
+    assert all(claim.met for claim in EXPERIMENTS["fewshot"].claims(recommended_runs))
+    worse = recommended_runs[beyond.RECOMMENDED]
+    outcomes = {k: v - 1.0 for k, v in worse.deployed.outcomes.items()}
+    worse = replace(worse, deployment=replace(worse.deployed, outcomes=outcomes))
+    missed = [c.met for c in EXPERIMENTS["fewshot"].claims({**recommended_runs, beyond.RECOMMENDED: worse})]
+    assert missed == [False, False, False, True]
+
+
 def test_a_curve_that_never_reaches_a_level_matches_at_no_budget():
     budgets, values = np.asarray([10, 100]), np.asarray([0.1, 0.2])
     assert neural.matching_budget(budgets, values, 0.3) == np.inf

@@ -17,7 +17,7 @@ from perfedrl.report.tables import claim_cells
 
 ROOT = Path(__file__).parents[1]
 RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"
-CONFIGS = all_configs(list(EXPERIMENTS.values()), 10)
+CONFIGS = all_configs(list(EXPERIMENTS.values()))
 
 
 @pytest.fixture(scope="module")

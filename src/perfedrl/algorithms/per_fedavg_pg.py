@@ -19,7 +19,7 @@ from perfedrl.algorithms.base import (
 )
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys, adapt
-from perfedrl.estimators.control import Limited, dot, ratio, shortened
+from perfedrl.estimators.control import Uncontrolled, dot, ratio, shortened
 from perfedrl.estimators.meta import adaptation, back
 from perfedrl.estimators.split import LEAST, split_gradient, unknown
 from perfedrl.types import Array, Params, StepSize
@@ -44,7 +44,7 @@ class PerFedAvgPG(eqx.Module):
 
     - `adaptation_steps`: nu steps from m_in trajectories each, in training; at deployment they share the trajectories.
     - `control` of the curvature term: "limit" (to `limit` sqrt(m_h) times the outer gradient's length), "shrink" (by
-      its signal-to-noise ratio), "auto" (shrink, and split m_h + m_out between the batches where it helps most).
+      its signal-to-noise ratio, and limit), "auto" (that, and split m_h + m_out between the batches where it helps).
     - `clip`: the longest local step is beta times this.
     - `learn_alpha`: "scalar" or "per-parameter" step sizes are learned along, at `alpha_rate`, starting from alpha.
     - `deployment_alpha`: the step size to personalize with, where it is not alpha. Training's adaptation has few
@@ -120,14 +120,14 @@ class PerFedAvgPG(eqx.Module):
         message, state = carry
         theta, alpha = self.shared(message), self.step_size(message)
         if self.variant == "exact" and self.control == AUTO:
-            split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state)
+            split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state, self.limit)
             direction, state, way = split.gradient, split.known, split.way
             by_step = jax.tree.map(lambda g, v: g[0] * v, way.gradients, split.outer)
             g_out = split.outer
         else:
             way = adaptation(agent, theta, alpha, keys.inner, self.m_in, self.adaptation_steps)
             g_out = agent.gradient(way.end, keys.outer, self.m_out)
-            m_h, control = (self.m_h, self._control) if self.variant == "exact" else (0, CONTROLS["none"]())
+            m_h, control = (self.m_h, self._control) if self.variant == "exact" else (0, Uncontrolled())
             direction, by_step, state = back(agent, way, alpha, g_out, keys.curvature, m_h, control, state)
         if self.clip is not None:
             direction = shortened(direction, self.clip)
@@ -151,7 +151,7 @@ class PerFedAvgPG(eqx.Module):
 
     @property
     def _control(self) -> Control:
-        return Limited(self.limit) if self.control == "limit" else CONTROLS[self.control]()
+        return Uncontrolled() if self.control == "none" else CONTROLS[self.control](self.limit)
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         """theta^{k+1}, the mean of the agents' parameters, line 10."""

@@ -17,6 +17,7 @@ from perfedrl.estimators.objective import Objective
 from perfedrl.registry import registry
 from perfedrl.types import Array, Params, StepSize
 
+LIMIT = 0.3
 MEMORY = 0.9
 """The share that what is known of signal and noise keeps from step to step."""
 
@@ -54,11 +55,10 @@ class Limited:
     The noise of a mean over m trajectories has a length of order 1/sqrt(m), so the limit loosens as it abates.
     """
 
-    limit: float = 0.3
+    limit: float = LIMIT
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit < float("inf"):
-            raise UserError(f"limit must be a finite number > 0; it is {self.limit}")
+        check_limit(self.limit)
 
     def init(self) -> tuple[()]:
         return ()
@@ -66,8 +66,7 @@ class Limited:
     def __call__(
         self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
-        longest = self.limit * m**0.5 * optax.tree.norm(v)
-        return shortened(term(agent, theta, alpha, v, key, m), longest), state
+        return limited(term(agent, theta, alpha, v, key, m), v, m, self.limit), state
 
 
 class Known(NamedTuple):
@@ -84,8 +83,14 @@ class Shrunk:
     """The estimate times the share of its squared length that is signal, as far as that is known.
 
     Two halves of the batch have independent noise: their inner product estimates the squared length of the mean
-    without bias. Both are averaged over steps, since a single step says little.
+    without bias. Both are averaged over steps, since a single step says little; and as what is known may be wrong, the
+    term is limited too.
     """
+
+    limit: float = LIMIT
+
+    def __post_init__(self) -> None:
+        check_limit(self.limit)
 
     def init(self) -> Known:
         return Known(jnp.zeros(()), jnp.zeros(()))
@@ -102,7 +107,7 @@ class Shrunk:
             MEMORY * state.signal + scale * dot(one, two), MEMORY * state.signal_and_noise + scale * dot(mean, mean)
         )
         share = jnp.clip(ratio(now.signal, now.signal_and_noise), 0, 1)
-        return optax.tree.scale(share, mean), now
+        return limited(optax.tree.scale(share, mean), v, m, self.limit), now
 
 
 def term(agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int) -> Params:
@@ -128,6 +133,16 @@ def is_number(alpha: StepSize) -> bool:
 def shortened(tree: Params, longest: Array | float) -> Params:
     """A tree scaled down to a length where it is longer."""
     return optax.tree.scale(jnp.minimum(1, ratio(longest, optax.tree.norm(tree))), tree)
+
+
+def limited(curvature_term: Params, v: Params, m: int, limit: float) -> Params:
+    """A curvature term from m trajectories, no longer than limit sqrt(m) |v|."""
+    return shortened(curvature_term, limit * m**0.5 * optax.tree.norm(v))
+
+
+def check_limit(limit: float) -> None:
+    if not 0 < limit < float("inf"):
+        raise UserError(f"limit must be a finite number > 0; it is {limit}")
 
 
 def ratio(x: Array | float, y: Array) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from perfedrl.estimators.control import MEMORY, dot, ratio, term
+from perfedrl.estimators.control import LIMIT, MEMORY, dot, limited, ratio, term
 from perfedrl.estimators.meta import StepKeys, Way, adaptation
 from perfedrl.estimators.objective import Objective
 from perfedrl.types import Array, Params, StepSize
@@ -63,11 +63,18 @@ class Split(NamedTuple):
 
 
 def split_gradient(
-    agent: Objective, theta: Params, alpha: StepSize, keys: StepKeys, m_in: int, budget: int, known: Moments
+    agent: Objective,
+    theta: Params,
+    alpha: StepSize,
+    keys: StepKeys,
+    m_in: int,
+    budget: int,
+    known: Moments,
+    limit: float = LIMIT,
 ) -> Split:
     """(I + alpha s H-hat) g_out with the budget split where it helps most and s the optimal shrinkage.
 
-    Outer and curvature batches are drawn in halves, whose difference shows their noise.
+    Outer and curvature batches are drawn in halves, whose difference shows their noise. The term is limited too.
     """
     way = adaptation(agent, theta, alpha, keys.inner, m_in)
 
@@ -79,7 +86,7 @@ def split_gradient(
         now = jax.tree.map(lambda old, new: MEMORY * old + (1 - MEMORY) * new, known, now)
         left = jnp.maximum(now.signal, 0)
         share = ratio(left, left + now.curvature / m_h)
-        return optax.tree.add_scale(g, share, c), g, now
+        return optax.tree.add(g, limited(optax.tree.scale(share, c), g, m_h, limit)), g, now
 
     sizes = menu(budget)
     chosen = choose(known, budget)

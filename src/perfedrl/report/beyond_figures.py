@@ -1,8 +1,11 @@
 """The figures beyond the paper: curvature with small batches, and few-shot personalization that helps."""
 
+from dataclasses import replace
+
 from perfedrl.experiments.paper import Runs, beyond
 from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.paper.neural import META, TRAINS
+from perfedrl.report.estimator_figures import comparison
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Plot, Series, Strip, Strips
 
 WAYS = {
@@ -20,8 +23,9 @@ WAYS = {
 """How the ways to estimate the curvature term are called."""
 
 
-def curvature(runs: Runs) -> list[Plot]:
-    """Return after adaptation of every seed, by way and curvature batch; and F on the gridworld by round."""
+def curvature(evidence: beyond.Evidence) -> list[Plot]:
+    """Return after adaptation of every seed, by way and curvature batch; F on the gridworld by round; variances."""
+    runs = evidence.runs
     strips = tuple(
         Strip(f"{WAYS[way]}, mₕ = {m}" if m else WAYS[way], final(run), GREY if way == "score" else BLUE)
         for (way, m), run in runs.items()
@@ -30,7 +34,7 @@ def curvature(runs: Runs) -> list[Plot]:
     seeds = tuple(runs["score", 10].config.seeds)
     title = "The exact variant with small curvature batches"
     shown = Strips("curvature", title, "return of training agents after adaptation", strips, seeds, (reached(),))
-    return [shown, gridworld(runs)]
+    return [shown, gridworld(runs), replace(comparison(evidence.study), name="curvature-variance")]
 
 
 def reached() -> Level:

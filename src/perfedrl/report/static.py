@@ -123,7 +123,7 @@ def draw_strips(plot: Strips) -> Figure:
     axes.invert_yaxis()
     axes.set_xlim(left=min(0.0, *(float(strip.values.min()) for strip in plot.strips)))
     axes.set_xlabel(plot.x_label)
-    axes.set_title(f"{plot.title}: {len(plot.seeds)} seeds and their median", fontsize=10)
+    figure.suptitle(f"{plot.title}: {len(plot.seeds)} seeds and their median", fontsize=10)
     axes.grid(alpha=0.25, linewidth=0.6, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
     if plot.levels:
