@@ -25,7 +25,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
 
 reproduce: $(STAMP)
-	$(BIN)/perfedrl reproduce all --seeds 10 --json claims.json --report report.html
+	$(BIN)/perfedrl reproduce all --json claims.json --report report.html
 
 # All figures and the claims table from the committed runs in results/, without training.
 figures: $(STAMP)

@@ -27,7 +27,7 @@ ROUNDS, SEEDS, STEPS_PER_EPISODE = 80, 10, 16
 
 def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
     parts = tabular(variant, 2.0, seeds).parts
-    return Simulation(fleet or parts.fleet, parts.policy, [parts.algorithm] * seeds, list(range(seeds)))
+    return Simulation(fleet or parts.fleet, parts.policy, [parts.algorithm] * seeds, list(range(seeds)), parts.agent)
 
 
 def numpy_seconds(variant: str, seeds: int) -> float:

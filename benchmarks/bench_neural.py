@@ -20,7 +20,8 @@ HOW = {"alpha": 1.0, "beta": 0.2, "m_in": 10, "m_out": 10}
 
 def simulation(config) -> Simulation:
     parts = config.parts
-    return Simulation(parts.fleet, parts.policy, [parts.algorithm] * len(config.seeds), list(config.seeds))
+    algorithms = [parts.algorithm] * len(config.seeds)
+    return Simulation(parts.fleet, parts.policy, algorithms, list(config.seeds), parts.agent)
 
 
 def start() -> Net:

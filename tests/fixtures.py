@@ -182,7 +182,7 @@ def quiet_runs():
     made = lambda form, baseline: Estimator(  # noqa: E731
         CURVATURE, form, baseline, "none", 100, CURVATURES[form](), BASELINES[baseline]()
     )
-    error = Error(1.0, Measured(1.0, 0.1), Measured(0.0, 0.1), 0.3, False)
+    error = Error(Measured(1.0, 0.1), Measured(0.0, 0.1), False, 1.0)
     rows = tuple(
         StudyRow(stage, k, made(form, baseline), error._replace(variance=Measured(v, 0.1)), Measured(v, 0.01), 300.0)
         for k, stage in enumerate(("start", "middle", "end"))

@@ -96,4 +96,7 @@ def test_commands_in_the_readme_exist():
     from perfedrl.cli import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
-    assert set(re.findall(r"\bperfedrl (train|personalize|evaluate|theory|reproduce|list|demo)\b", text)) <= known
+    assert (
+        set(re.findall(r"\bperfedrl (train|personalize|evaluate|estimators|theory|reproduce|list|demo)\b", text))
+        <= known
+    )

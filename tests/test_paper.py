@@ -120,7 +120,7 @@ def test_the_claims_beyond_the_paper_are_met_by_what_they_ask_for_alone(quiet_ru
     assert all(claim.met for claim in claims), [claim for claim in claims if not claim.met]
     assert claims[-1].measured == pytest.approx(0.08)
     stuck = dict.fromkeys(beyond.CLAIMED, quiet_runs.runs["score", 10])
-    missed = [c for c in EXPERIMENTS["curvature"].claims(quiet_runs._replace(runs={**quiet_runs.runs, **stuck}))]
+    missed = EXPERIMENTS["curvature"].claims(quiet_runs._replace(runs={**quiet_runs.runs, **stuck}))
     assert [claim.met for claim in missed[:4]] == [False] * 4
     assert all(claim.met for claim in EXPERIMENTS["fewshot"].claims(recommended_runs))
     worse = recommended_runs[beyond.RECOMMENDED]

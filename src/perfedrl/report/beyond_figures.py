@@ -34,7 +34,9 @@ def curvature(evidence: beyond.Evidence) -> list[Plot]:
     seeds = tuple(runs["score", 10].config.seeds)
     title = "The exact variant with small curvature batches"
     shown = Strips("curvature", title, "return of training agents after adaptation", strips, seeds, (reached(),))
-    return [shown, gridworld(runs), replace(comparison(evidence.study), name="curvature-variance")]
+    compared = comparison(evidence.study)
+    without_times = replace(compared, name="curvature-variance", panels=compared.panels[:-1])
+    return [shown, gridworld(runs), without_times]
 
 
 def reached() -> Level:

@@ -12,7 +12,7 @@ from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.estimators import PAPER, Objective, Sampled, StepKeys
 from perfedrl.lanes import agent_keys
-from perfedrl.theory.setting import first_parameters
+from perfedrl.theory.setting import first_parameters, settings
 from perfedrl.types import Params, Whole
 
 
