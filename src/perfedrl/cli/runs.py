@@ -169,7 +169,7 @@ def list_(
     elif kind is Kind.experiments:
         out.print(tables.titles(paper.EXPERIMENTS))
     else:
-        out.print(tables.parts(REGISTRIES[kind], with_parameters=kind is not Kind.estimators))
+        out.print(tables.parts(REGISTRIES[kind]))
 
 
 def save_personalized(result: own.Personalized, run: store.Run, file: Path | None) -> list[Path]:

@@ -129,13 +129,13 @@ def claim_cells(c: Claim) -> tuple[str, ...]:
     return c.experiment, c.claim, "–" if np.isnan(c.paper) else f"{c.paper:g}", *measured, "yes" if c.met else "no"
 
 
-def parts(registry: Registry, with_parameters: bool = True) -> Table:
+def parts(registry: Registry) -> Table:
     """The entries of a registry, with their parameters and the first line of what they say of themselves."""
-    table = Table("name", "parameters (and defaults)", "what") if with_parameters else Table("name", "what")
+    table = Table("name", "parameters (and defaults)", "what")
     for name, factory in registry.items():
         about = escape((factory.__doc__ or "").strip().partition("\n")[0])
         taken = [key + default(p) for key, p in registry.parameters(name).items() if key not in ("fleet", "agent")]
-        table.add_row(name, *([escape(", ".join(taken))] if with_parameters else []), about)
+        table.add_row(name, escape(", ".join(taken)), about)
     return table
 
 
