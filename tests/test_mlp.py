@@ -11,7 +11,8 @@ from scipy.special import ndtri
 from scipy.stats import norm
 
 import perfedrl as pf
-from perfedrl.estimators import Sampled, log_probs, reward_to_go, score, score_matrix
+from perfedrl.estimators import PAPER, Credit, Sampled, log_probs, reward_to_go
+from perfedrl.estimators.curvature.pairs import score, score_matrix
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.rollout import RolloutSampler
 
@@ -52,8 +53,8 @@ def test_the_matrix_free_product_is_the_product_with_the_matrix(network):
         v = jax.random.normal(jax.random.key(6), flat.shape)
         matrix, product = jax.jit(
             lambda params, v: (
-                score_matrix(policy.log_prob, params, batch, weights),
-                score(policy.log_prob, params, batch, weights, v),
+                score_matrix(policy, params, batch, Credit(weights)),
+                score(policy, params, batch, Credit(weights), v),
             )
         )(params, unravel(v))
         bound = 1e-10 * max(1, np.abs(matrix).max())
@@ -68,7 +69,7 @@ def test_a_large_curvature_batch_in_slices_is_the_batch_at_once(x64, m):
     v = jax.tree.map(jnp.ones_like, params)
     sliced = Sampled(policy, **PAPER)(task).curvature(params, v, key, m)
     batch = RolloutSampler(task, policy).sample(params, key, m)
-    at_once = score(policy.log_prob, params, batch, reward_to_go(batch, task.discount), v)
+    at_once = score(policy, params, batch, Credit(reward_to_go(batch, task.discount)), v)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-13), sliced, at_once)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import perfedrl as pf
-from perfedrl.estimators import StepKeys
+from perfedrl.estimators import PAPER, Sampled, StepKeys
 from perfedrl.lanes import agent_key
 from perfedrl.rollout import noise_size
 from perfedrl.simulation import Simulation

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import perfedrl as pf
 from perfedrl import exact, theory
 from perfedrl.envs.bandits import bandits
+from perfedrl.estimators import PAPER
 from perfedrl.theory.measure import drifts, evenly, realized
 from perfedrl.theory.setting import problem
 from perfedrl.theory.steps import Trace, trace

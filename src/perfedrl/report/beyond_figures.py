@@ -4,9 +4,24 @@ from dataclasses import replace
 
 from perfedrl.experiments.paper import Runs, beyond
 from perfedrl.experiments.paper.claims import final
-from perfedrl.experiments.paper.neural import META, TRAINS
+from perfedrl.experiments.paper.neural import META, SHOWN_AGENT, TRAINS
 from perfedrl.report.estimator_figures import comparison
-from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Plot, Series, Strip, Strips
+from perfedrl.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    Axis,
+    Level,
+    Lines,
+    Panel,
+    Plot,
+    Rollouts,
+    Series,
+    Strip,
+    Strips,
+)
 
 WAYS = {
     "score": "as in the paper",
@@ -77,4 +92,14 @@ def few_shot(runs: Runs) -> list[Plot]:
         plots.append(
             Lines(f"fewshot-{outcome}", title, axis, f"{label} on held-out goals", series, seeds, levels, percent=rate)
         )
-    return plots
+    return [*plots, rollouts(runs)]
+
+
+def rollouts(runs: Runs) -> Rollouts:
+    """Episodes of an unseen agent with the recommended initialization, before and after its step."""
+    run = runs[beyond.RECOMMENDED]
+    task = run.config.parts.fleet.task(SHOWN_AGENT, held_out=True)
+    at = {int(m): run.deployed.rollouts[0, i, SHOWN_AGENT] for i, m in enumerate(run.deployed.budgets)}
+    titles = {0: "before adaptation", 20: "after one step from 20 trajectories", 200: "from 200 trajectories"}
+    panels = tuple(Panel(title, at[m], task.goal, task.radius) for m, title in titles.items())
+    return Rollouts("fewshot-rollouts", "Episodes on an unseen goal, as recommended", panels, task.box)

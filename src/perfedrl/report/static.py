@@ -67,7 +67,7 @@ def draw_lines(plot: Lines) -> Figure:
         axes.set_xticks(plot.axis.position(np.asarray(plot.axis.ticks)), [f"{x:g}" for x in plot.axis.ticks])
     if plot.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(0, 1)
+        axes.set_ylim(0, 1.02)  # a marker at 1 is whole
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     # Outside the axes the legend cannot cover data.
