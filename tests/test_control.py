@@ -125,16 +125,16 @@ def test_inner_products_of_halves_estimate_squared_lengths_without_bias():
     assert float(noise) == pytest.approx((4 + 9) / (1 / 2 + 1 / 2))
 
 
-@pytest.mark.parametrize(("noise", "signal", "expected"), [(1e-6, 100.0, 2), (1e6, 1e-6, 2), (50.0, 40.0, 10)])
+@pytest.mark.parametrize(("noise", "signal", "expected"), [(1e-6, 100.0, 4), (1e6, 1e-6, 4), (50.0, 40.0, 10)])
 def test_the_split_goes_where_it_helps_most(noise, signal, expected):
-    """Hardly any noise, or hopelessly much: two trajectories to keep watching. In between: many."""
+    """Hardly any noise, or hopelessly much: four trajectories to keep watching. In between: many."""
     known = Moments(jnp.asarray(1.0), jnp.asarray(noise), jnp.asarray(signal), jnp.asarray(1.0))
     sizes = menu(20)
-    assert sizes == [2, 5, 10, 15]
+    assert sizes == [4, 5, 10, 15]
     chosen = int(choose(known, 20))
     errors = [float(error(known, jnp.asarray(m), jnp.asarray(20 - m))) for m in sizes]
     assert errors[chosen] == min(errors)
-    assert sizes[chosen] >= expected if expected > 2 else sizes[chosen] == 2
+    assert sizes[chosen] >= expected if expected > 4 else sizes[chosen] == 4
     assert int(choose(unknown(), 20)) == 2, "nothing known: the middle"
 
 
@@ -213,7 +213,7 @@ def test_learned_step_sizes_climb_by_the_cosine_of_adaptation_and_outer_gradient
     g = exact.gradient(mdp, theta)
     g_out = exact.gradient(mdp, theta + alpha * g)
     shares = g * g_out / (np.linalg.norm(g) * np.linalg.norm(g_out))
-    expected = rate * (shares.sum() if kind == "scalar" else shares.size * shares)
+    expected = rate * (shares.sum() if kind == "scalar" else np.clip(shares.size * shares, -1, 1))
     np.testing.assert_allclose(upload.log_step, expected, **close)
     step = algorithm.deployed_step_size(upload)
     np.testing.assert_allclose(step, alpha * np.exp(expected), **close)
@@ -262,6 +262,8 @@ def test_a_clipped_step_is_at_most_beta_times_the_limit():
     [
         ({"control": "auto", "adaptation_steps": 2}, "auto"),
         ({"control": "auto", "m_h": 1, "m_out": 1}, "auto"),
+        ({"control": "limit", "variant": "first-order"}, "exact variant"),
+        ({"control": "shrink", "m_h": 1}, "two halves"),
         ({"clip": 0.0}, "clip"),
         ({"limit": -1.0}, "limit"),
         ({"alpha_rate": 0.0}, "alpha_rate"),
@@ -272,6 +274,34 @@ def test_a_clipped_step_is_at_most_beta_times_the_limit():
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(UserError, match=said):
         pf.PerFedAvgPG(1.0, 0.3, **settings)
+
+
+def test_a_step_size_of_zero_cannot_be_learned():
+    with pytest.raises(UserError, match="learn_alpha"):
+        pf.PerFedAvgPG(0.0, 0.3, learn_alpha="scalar")
+
+
+def test_exact_evaluation_adapts_with_as_many_steps_as_training():
+    fleet, policy = pf.gridworld(width=3, horizon=6), TableSoftmax(9, 4)
+    one, three = (
+        pf.simulate(fleet, policy, pf.PerFedAvgPG(1.0, 0.3, adaptation_steps=n), rounds=1, seeds=1, noiseless=True)
+        for n in (1, 3)
+    )
+    assert (three.history.after[0, 0] > one.history.after[0, 0]).all(), "from the same start"
+
+
+def test_configs_that_set_an_optional_setting_do_not_train_with_those_that_do_not():
+    from perfedrl.experiments.config import make_config
+
+    table = {"name": "x", "seeds": 1, "rounds": 1, "fleet": {"env": "gridworld"}, "policy": {"name": "table"}}
+    make = lambda **more: make_config(  # noqa: E731
+        {**table, "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.3, **more}}
+    )
+    assert make().trains_with != make(clip=0.5).trains_with == make(clip=0.7).trains_with
+    with pytest.raises(UserError, match="two trajectories"):
+        make_config(
+            {**table, "curvature": "central-common", "algorithm": {**make().algorithm, "m_h": 3, "control": "shrink"}}
+        )
 
 
 def test_the_theory_speaks_of_the_paper_s_form_alone():

@@ -265,7 +265,7 @@ def test_what_cannot_work_together_is_refused():
         params = policy.init(jax.random.key(0))
         with pytest.raises(UserError, match="needs a policy"):
             agent.curvature(params, params, jax.random.key(0), 2)
-    with pytest.raises(UserError, match="two curvature trajectories"):
+    with pytest.raises(UserError, match="at least two trajectories"):
         Sampled(TableSoftmax(4, 4), "central-common")(table.task(0)).curvature(
             jnp.zeros((4, 4)), jnp.ones((4, 4)), jax.random.key(0), 1
         )

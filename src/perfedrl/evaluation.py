@@ -53,7 +53,8 @@ class DynamicProgramming(eqx.Module):
 
     policy: Any
 
-    trajectories, few_shot, rollouts, float64 = 1, (), 0, True
+    # Exact gradients take no trajectories; an algorithm of several steps may share out as many as it likes.
+    trajectories, few_shot, rollouts, float64 = 1_000_000, (), 0, True
 
     def objective(self, task: TabularMDP) -> Objective:
         return Exact(self.policy)(task)
@@ -167,11 +168,12 @@ def check_fit(task: Any, policy: Policy) -> Trajectory:
         raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
 
 
-def check_estimates(fleet: Fleet, agent: Sampled) -> None:
-    """Refuse estimators that cannot work with the policy; nothing is sampled."""
+def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
+    """Refuse estimators that cannot work with the policy, or with curvature batches of m; nothing is sampled."""
+    check_fit(fleet.task(0), agent.policy)
     objective, key = agent(fleet.task(0)), jax.random.key(0)
     theta = jax.eval_shape(agent.policy.init, key)
-    jax.eval_shape(lambda t: (objective.gradient(t, key, 2), objective.curvature(t, t, key, 2)), theta)
+    jax.eval_shape(lambda t: (objective.gradient(t, key, 2), objective.curvature(t, t, key, m)), theta)
 
 
 def exact(fleet: Fleet, agent: Sampled) -> DynamicProgramming:

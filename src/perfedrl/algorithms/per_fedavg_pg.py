@@ -46,7 +46,8 @@ class PerFedAvgPG(eqx.Module):
     - `control` of the curvature term: "limit" (to `limit` sqrt(m_h) times the outer gradient's length), "shrink" (by
       its signal-to-noise ratio, and limit), "auto" (that, and split m_h + m_out between the batches where it helps).
     - `clip`: the longest local step is beta times this.
-    - `learn_alpha`: "scalar" or "per-parameter" step sizes are learned along, at `alpha_rate`, starting from alpha.
+    - `learn_alpha`: "scalar" or "per-parameter" factors of alpha (and of `deployment_alpha`) are learned along, from 1
+      on, at `alpha_rate`.
     - `deployment_alpha`: the step size to personalize with, where it is not alpha. Training's adaptation has few
       trajectories and so much noise; an agent with more of them can afford a longer step.
     """
@@ -90,8 +91,9 @@ class PerFedAvgPG(eqx.Module):
         check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit, deployment_alpha=deployment_alpha)
         curvature = {"m_h": m_h} if variant == "exact" else {}
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
-        if control == AUTO and (adaptation_steps > 1 or m_h + m_out < 2 * LEAST):
-            raise UserError("control = 'auto' splits m_h + m_out >= 4 trajectories after one adaptation step")
+        check_control(control, variant, adaptation_steps, m_h, m_out)
+        if learn_alpha != "no" and isinstance(alpha, int | float) and alpha == 0:
+            raise UserError("learn_alpha multiplies alpha, which is 0 and would stay so")
         self.alpha, self.beta, self.clip, self.alpha_rate = alpha, beta, clip, alpha_rate
         self.deployment_alpha = deployment_alpha
         self.local_steps, self.m_in, self.m_h, self.m_out = local_steps, m_in, m_h, m_out
@@ -102,6 +104,13 @@ class PerFedAvgPG(eqx.Module):
     def trajectories_per_round(self) -> int:
         curvature = self.m_h if self.variant == "exact" else 0
         return self.local_steps * (self.adaptation_steps * (self.m_in + curvature) + self.m_out)
+
+    @property
+    def smallest_curvature_batch(self) -> int:
+        """What a curvature estimate may have to do with at a time."""
+        if self.variant == "first-order" or self.control == AUTO:
+            return LEAST // 2
+        return self.m_h // 2 if self.control == "shrink" else self.m_h
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         """The message is the initialization, with the learned step size if there is one; clients remember noise."""
@@ -121,9 +130,8 @@ class PerFedAvgPG(eqx.Module):
         theta, alpha = self.shared(message), self.step_size(message)
         if self.variant == "exact" and self.control == AUTO:
             split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state, self.limit)
-            direction, state, way = split.gradient, split.known, split.way
-            by_step = jax.tree.map(lambda g, v: g[0] * v, way.gradients, split.outer)
-            g_out = split.outer
+            direction, way, g_out, state = split
+            by_step = back(agent, way, alpha, g_out, keys.curvature, 0, Uncontrolled(), ()).step
         else:
             way = adaptation(agent, theta, alpha, keys.inner, self.m_in, self.adaptation_steps)
             g_out = agent.gradient(way.end, keys.outer, self.m_out)
@@ -141,13 +149,15 @@ class PerFedAvgPG(eqx.Module):
         """Ascent on the logarithm of the step size, by the cosine between adaptation and outer gradient.
 
         Its derivative, alpha times `by_step`, is divided by the lengths of both, so that the rate has no unit; each
-        parameter's own is multiplied with their number, so that on average they move as one would.
+        parameter's own is multiplied with their number, so that on average they move as one would, and none by more
+        than the rate.
         """
-        rate = ratio(self.alpha_rate, optax.tree.norm(moved) * optax.tree.norm(g_out))
+        unit = ratio(1.0, optax.tree.norm(moved) * optax.tree.norm(g_out))
         if self.learn_alpha == "scalar":
-            return log_step + rate * alpha * dot(by_step, jax.tree.map(jnp.ones_like, by_step))
+            return log_step + self.alpha_rate * unit * alpha * dot(by_step, jax.tree.map(jnp.ones_like, by_step))
         count = sum(x.size for x in jax.tree.leaves(by_step))
-        return jax.tree.map(lambda w, a, d: w + count * rate * a * d, log_step, alpha, by_step)
+        change = jax.tree.map(lambda a, d: jnp.clip(count * unit * a * d, -1, 1), alpha, by_step)
+        return optax.tree.add_scale(log_step, self.alpha_rate, change)
 
     @property
     def _control(self) -> Control:
@@ -182,3 +192,13 @@ class PerFedAvgPG(eqx.Module):
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UserError(f"the {name} must be {' or '.join(map(repr, choices))}; it is {value!r}")
+
+
+def check_control(control: str, variant: str, steps: int, m_h: int, m_out: int) -> None:
+    """Refuse control where there is nothing to control, or too little to tell signal from noise."""
+    if control != "none" and variant == "first-order":
+        raise UserError(f"control = {control!r} is for the exact variant: the first-order one has no curvature term")
+    if control == AUTO and (steps > 1 or m_h + m_out < 2 * LEAST):
+        raise UserError(f"control = 'auto' splits m_h + m_out >= {2 * LEAST} trajectories, after one adaptation step")
+    if control == "shrink" and m_h < 2:
+        raise UserError("control = 'shrink' compares two halves of the curvature batch: m_h must be at least 2")

@@ -21,6 +21,7 @@ from perfedrl.algorithms.base import (
 from perfedrl.compilation import jit
 from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs, reward_to_go
 from perfedrl.estimators.control import MEMORY, shortened
+from perfedrl.estimators.objective import gradient_of_batch
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
@@ -124,17 +125,6 @@ def debiased_gradient(
     return jax.tree.map(lambda g, moved, s: g + alpha * moved + (value - baseline) * s, g_out, moved, score), value
 
 
-class Played(eqx.Module):
-    """A sampler of trajectories that were sampled before: what is computed from them can be compiled and derived."""
-
-    batch: Trajectory
-
-    traceable = True
-
-    def sample(self, params: Params, key: Any, m: int) -> Trajectory:
-        return self.batch
-
-
 def _moved_and_score(
     policy: Any, forms: Forms, discount: float, theta: Params, batch: Trajectory, v: Params
 ) -> tuple[Params, Params]:
@@ -142,9 +132,9 @@ def _moved_and_score(
 
     The Jacobian is the mean of grad^2 nu, without eq. (3)'s outer product: here that one is the score term's affair.
     """
-    agent = PolicyObjective(Played(batch), policy, discount, forms)
+    estimate = lambda theta: gradient_of_batch(policy, forms, discount, theta, batch)  # noqa: E731
     log_q = lambda theta: jnp.sum(log_probs(policy.log_prob, theta, batch))  # noqa: E731
-    return jax.jvp(lambda theta: agent.gradient_of(theta, batch), (theta,), (v,))[1], jax.grad(log_q)(theta)
+    return jax.jvp(estimate, (theta,), (v,))[1], jax.grad(log_q)(theta)
 
 
 _through = jit(_moved_and_score, static_argnums=(1, 2))

@@ -98,7 +98,9 @@ def personalize(
         int | None, typer.Option(help="Or an agent of the run: training agents from 0, then those held out.")
     ] = None,
     trajectories: Annotated[int, typer.Option(help="Fresh trajectories per step; what it costs the agent.")] = 200,
-    steps: Annotated[int, typer.Option(help="Policy-gradient steps.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(help="Policy-gradient steps from --trajectories each; as trained for when left out.")
+    ] = None,
     alpha: Alpha = None,
     seed: Annotated[int | None, typer.Option(help="Which of the run's seeds to start from; its first.")] = None,
     draw: Annotated[int, typer.Option(help="Another number for other trajectories and episodes.")] = 0,

@@ -100,7 +100,8 @@ class Shrunk:
     ) -> tuple[Params, Known]:
         if m < 2:
             return jax.tree.map(jnp.zeros_like, v), state
-        one, two = (term(agent, theta, alpha, v, k, m // 2) for k in jax.random.split(key))
+        sizes = m // 2, m - m // 2
+        one, two = (term(agent, theta, alpha, v, k, n) for k, n in zip(jax.random.split(key), sizes, strict=True))
         mean = optax.tree.scale(0.5, optax.tree.add(one, two))
         scale = ratio(1 - MEMORY, dot(v, v))
         now = Known(

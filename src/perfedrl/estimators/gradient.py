@@ -41,6 +41,6 @@ def regularizer(
         bonus = lambda theta: jax.vmap(jax.vmap(lambda obs: policy.entropy(theta, obs)))(batch.obs)  # noqa: E731
         terms.append(lambda theta: entropy * jnp.sum(decay * bonus(theta)) / len(returns))
     if hasattr(policy, "value_fit"):
-        target = returns / largest_to_go(batch, discount)
+        target = returns / jnp.maximum(largest_to_go(batch, discount), jnp.finfo(returns.dtype).tiny)
         terms.append(lambda theta: policy.value_fit(theta, batch, target))
     return (lambda theta: sum((term(theta) for term in terms), jnp.zeros(()))) if terms else None

@@ -131,7 +131,8 @@ def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, ba
 # Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
 
 
-def _pg(policy: Any, forms: Forms, discount: float, params: Params, batch: Trajectory) -> Params:
+def gradient_of_batch(policy: Any, forms: Forms, discount: float, params: Params, batch: Trajectory) -> Params:
+    """The gradient of the return, eq. (2) with a baseline, and of what is maximized along with it."""
     credited = credit(policy, forms.baseline, discount, params, batch)
     g = policy_gradient(policy.log_prob, params, batch, credited.advantage)
     more = regularizer(policy, batch, credited.returns, discount, forms.entropy)
@@ -160,5 +161,5 @@ def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajector
     return mean
 
 
-_gradient = jit(_pg, static_argnums=(1, 2))
+_gradient = jit(gradient_of_batch, static_argnums=(1, 2))
 _product = jit(_hvp, static_argnums=(1, 2, 3))

@@ -13,9 +13,10 @@ from perfedrl.estimators.objective import Objective
 from perfedrl.types import Array, Params, StepSize
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
-"""What a curvature batch may take of the budget, but never less than the two trajectories that keep watching."""
+"""What a curvature batch may take of the budget, but never less than what keeps watching."""
 
-LEAST = 2
+LEAST = 4
+"""Trajectories of a batch, so that each half has two and a baseline something to compare."""
 
 
 class Moments(NamedTuple):
@@ -35,7 +36,7 @@ def unknown() -> Moments:
 
 
 def menu(budget: int) -> list[int]:
-    """The curvature batches to choose from; the outer batch gets the rest, at least two trajectories."""
+    """The curvature batches to choose from; the outer batch gets the rest."""
     return sorted({min(max(LEAST, round(share * budget)), budget - LEAST) for share in SHARES})
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,7 +18,7 @@ from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
-from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES, Sampled
+from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES, Curvature, Sampled
 from perfedrl.evaluation import EVALUATIONS, Evaluation, check_estimates
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import shortened
@@ -161,6 +162,8 @@ class Config(BaseModel):
         del content["seeds"]
         traced = _traced(type(self.parts.algorithm))
         content["algorithm"] = {k: v for k, v in content["algorithm"].items() if k not in traced}
+        # Which of the optional step sizes are set is part of the program.
+        content["set"] = str(jax.tree.structure(self.parts.algorithm))
         return json.dumps(content, sort_keys=True)
 
     @cached_property
@@ -177,7 +180,8 @@ class Config(BaseModel):
         _check_kind(algorithm, Algorithm, "algorithm", self.algorithm["name"])
         form = lambda table, known: known[table["name"]](**_params(table, "name"))  # noqa: E731
         agent = Sampled(policy, form(self.curvature, CURVATURES), form(self.baseline, BASELINES), self.entropy)
-        check_estimates(fleet, agent)
+        _check_kind(agent.forms.curvature, Curvature, "curvature estimator", self.curvature["name"])
+        check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
         evaluation = EVALUATIONS[self.evaluation["name"]](fleet=fleet, agent=agent, **_params(self.evaluation, "name"))
         _check_kind(evaluation, Evaluation, "evaluation", self.evaluation["name"])
         if not getattr(algorithm, "federated", True) and fleet.held_out is not None:

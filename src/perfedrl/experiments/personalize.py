@@ -79,13 +79,15 @@ def personalize(
     """Turn a run's initialization into one agent's own policy by policy-gradient steps on that agent alone.
 
     The agent is a goal in the run's world, or one of the run's agents by number (training agents first, then those
-    held out), or a task of one's own. Each step samples `trajectories` fresh ones. Steps are as many and as long as
-    the run was trained for when left out, and estimated as there. `seed` picks one of the run's initializations, the
-    first when left out; `draw` is any number, another one for other trajectories and episodes.
+    held out), or a task of one's own. Each of `steps` steps samples `trajectories` fresh ones; when left out, steps are
+    as many as the run was trained for and share them. They are estimated as in training. `seed` picks one of the run's
+    initializations, the first when left out; `draw` is any number, another one for other trajectories and episodes.
     """
     run = run if isinstance(run, Run) else load_run(run)
-    steps = getattr(run.config.parts.algorithm, "adaptation_steps", 1) if steps is None else steps
-    check(trajectories=trajectories, steps=steps, episodes=episodes)
+    check(trajectories=trajectories, steps=1 if steps is None else steps, episodes=episodes)
+    if steps is None:
+        steps = min(getattr(run.config.parts.algorithm, "adaptation_steps", 1), trajectories)
+        trajectories //= steps
     if not whole(draw) or not 0 <= draw < 2**32:
         raise UserError(f"draw must be a whole number from 0 to 2**32 - 1; it is {draw!r}")
     seed = run.config.seeds[0] if seed is None else seed

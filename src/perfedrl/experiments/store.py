@@ -121,7 +121,9 @@ def load_run(folder: str | Path) -> Run:
     _check_complete(folder, FILES)
     config = load_config(folder / "config.toml")
     if not folder.name.endswith(config.digest):
-        raise UserError(f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}")
+        raise UserError(
+            f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}; {AGAIN}"
+        )
     history, deployment = read_npz(folder / "history.npz", History.of), None
     if config.parts.evaluation.few_shot:
         _check_complete(folder, (DEPLOYMENT,))

@@ -30,7 +30,7 @@ class CentralDifferences:
 
     def __call__(self, agent: Any, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
         if m < 2:
-            raise UserError(f"central differences need at least two curvature trajectories, one a side; m_h is {m}")
+            raise UserError(f"central differences need at least two trajectories, one a side; this batch has {m}")
         length = optax.tree.norm(v)
         unit = optax.tree.scale(1 / jax.numpy.maximum(length, 1e-30), v)
         above, below = (key, key) if self.common else jax.random.split(key)

@@ -85,7 +85,7 @@ def fitting(
     `attempt` is called with a part, and raises a `UserError` where it cannot work with the policy or the batch.
     """
     if names:
-        made = {name: known[name]() for name in dict.fromkeys(names)}
+        made = {name: own[1] if name == own[0] else known[name]() for name in dict.fromkeys(names)}
         for part in made.values():
             attempt(part)
         return made

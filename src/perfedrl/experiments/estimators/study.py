@@ -112,7 +112,7 @@ def measure(
     are finitely many, elsewhere it is estimated without bias from `reference` trajectories, whose noise is allowed for.
     """
     parts = config.parts
-    m = getattr(parts.algorithm, "m_h", TRAJECTORIES) if m is None else m
+    m = (getattr(parts.algorithm, "m_h", 0) or TRAJECTORIES) if m is None else m
     agents = min(AGENTS, parts.fleet.agents) if agents is None else agents
     seed = config.seeds[0] if seed is None else seed
     check(config, stages, m, replicates, agents, seed, reference)
