@@ -313,7 +313,7 @@ def test_without_finitely_many_states_the_truth_is_a_reference(run, tmp_path):
         (("--form", "casual"), "unknown curvature estimator 'casual'; did you mean 'causal'?"),
         (("--baseline", "rigde"), "unknown baseline 'rigde'; did you mean 'ridge'?"),
         (("--baseline", "critic"), "needs a policy with a value network"),
-        (("--form", "central-fresh", "--m", "1"), "at least two curvature trajectories"),
+        (("--form", "central-fresh", "--m", "1"), "at least two trajectories"),
         (("--figures", "taken"), "taken is a file; a folder is needed there"),
         (("--json", "taken/x.json"), "taken is a file"),
     ],

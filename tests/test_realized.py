@@ -38,8 +38,8 @@ def test_the_trace_is_the_run_bit_by_bit(algorithm):
     np.testing.assert_allclose(run.mean[:-1, -1], run.server[1:], atol=1e-6)
 
 
-def test_algorithms_that_do_not_show_their_steps_are_refused():
-    with pytest.raises(pf.UserError, match="LocalPG does not show its local steps"):
+def test_algorithms_that_the_theory_does_not_cover_are_refused():
+    with pytest.raises(pf.UserError, match="not LocalPG"):
         trace(GRID, pf.TableSoftmax(9, 4), pf.LocalPG(0.1), 2)
 
 
