@@ -195,7 +195,7 @@ def draw_dots(plot: Dots) -> go.Figure:
     at = list(range(len(plot.labels)))
     figure.update_yaxes(tickvals=at, ticktext=plot.labels, range=[len(at) - 0.5, -0.5], zeroline=False)
     figure.update_yaxes(automargin=True, row=1, col=1)
-    figure.update_layout(height=160 + 28 * len(at), margin={"l": 20, "r": 20, "t": 20, "b": 60})
+    figure.update_layout(height=max(320, 160 + 28 * len(at)), margin={"l": 20, "r": 20, "t": 20, "b": 60})
     figure.update_layout(legend={"orientation": "h", "y": -0.12, "x": 0})
     return figure
 
