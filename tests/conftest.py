@@ -12,14 +12,20 @@ from jaxtyping import install_import_hook
 
 with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"):
     import perfedrl
+    import perfedrl.cli
+
+    for name in perfedrl.__all__:
+        getattr(perfedrl, name)  # what is imported on first use is checked too
 
 import hypothesis
 import jax
 import jaxtyping
 import pytest
 from fixtures import (  # noqa: F401
+    attacked_runs,
     curvature_runs,
     deployed_runs,
+    private_runs,
     quiet_runs,
     recommended_runs,
     run,

@@ -1,27 +1,51 @@
 """Personalized federated reinforcement learning: one shared initialization, one policy-gradient step to make it yours.
 
 The commands of the command line are functions here (`train`, `personalize`, `evaluate`), and every part can be swapped
-for one's own.
+for one's own. Names are imported when they are first used: a process that only relays messages, such as the bridge of
+a networked fleet, never loads JAX.
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from perfedrl import algorithms, envs, estimators, exact, policies, theory
-from perfedrl.algorithms import FedAvgPG, LocalPG, PerFedAvgPG
-from perfedrl.compilation import enable_cache, use_all_cores
-from perfedrl.envs import Fleet, Navigation, PointNavigation, TabularMDP, arc, circle, gridworld, point_navigation
-from perfedrl.errors import UserError
-from perfedrl.evaluation import MonteCarlo
-from perfedrl.experiments.config import Config, load_config, make_config
-from perfedrl.experiments.evaluate import evaluate
-from perfedrl.experiments.personalize import Personalized, personalize
-from perfedrl.experiments.run import train
-from perfedrl.experiments.store import Run, load_run
-from perfedrl.history import Deployment, History
-from perfedrl.policies import GaussianMLP, LogLinearSoftmax, MLPSoftmax, TableSoftmax
-from perfedrl.simulation import Result, Simulation, simulate
+if TYPE_CHECKING:
+    from perfedrl import algorithms, envs, estimators, exact, policies, theory
+    from perfedrl.algorithms import FedAvgPG, LocalPG, PerFedAvgPG
+    from perfedrl.compilation import enable_cache, use_all_cores
+    from perfedrl.envs import Fleet, Navigation, PointNavigation, TabularMDP, arc, circle, gridworld, point_navigation
+    from perfedrl.errors import UserError
+    from perfedrl.evaluation import MonteCarlo
+    from perfedrl.experiments.config import Config, load_config, make_config
+    from perfedrl.experiments.evaluate import evaluate
+    from perfedrl.experiments.personalize import Personalized, personalize
+    from perfedrl.experiments.run import train
+    from perfedrl.experiments.store import Run, load_run
+    from perfedrl.history import Deployment, History
+    from perfedrl.policies import GaussianMLP, LogLinearSoftmax, MLPSoftmax, TableSoftmax
+    from perfedrl.simulation import Result, Simulation, simulate
 
 __version__ = version("perfedrl")
+
+_HOME = {
+    "algorithms": "FedAvgPG LocalPG PerFedAvgPG",
+    "compilation": "enable_cache use_all_cores",
+    "envs": "Fleet Navigation PointNavigation TabularMDP arc circle gridworld point_navigation",
+    "errors": "UserError",
+    "evaluation": "MonteCarlo",
+    "experiments.config": "Config load_config make_config",
+    "experiments.evaluate": "evaluate",
+    "experiments.personalize": "Personalized personalize",
+    "experiments.run": "train",
+    "experiments.store": "Run load_run",
+    "history": "Deployment History",
+    "policies": "GaussianMLP LogLinearSoftmax MLPSoftmax TableSoftmax",
+    "simulation": "Result Simulation simulate",
+}
+"""The modules in which the package's functions and classes live."""
+
+_MODULES = ("algorithms", "envs", "estimators", "exact", "policies", "theory")
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
     "Config",
@@ -64,3 +88,15 @@ __all__ = [
     "train",
     "use_all_cores",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"perfedrl.{name}")
+    if name in _MODULE_OF:
+        return getattr(import_module(f"perfedrl.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module 'perfedrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
