@@ -1,6 +1,7 @@
 """What several test files use: a command line, and made-up runs of the paper's experiments."""
 
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments.estimators import CURVATURE, Error, Estimator, Measured
 from perfedrl.experiments.estimators import Row as StudyRow
 from perfedrl.experiments.estimators import Study as EstimatorStudy
-from perfedrl.experiments.paper import EXPERIMENTS, beyond, neural, theory
+from perfedrl.experiments.paper import EXPERIMENTS, beyond, neural, theory, trust
 from perfedrl.experiments.store import Run
 from perfedrl.history import Deployment, History
 from perfedrl.theory.measure import Row
@@ -202,8 +203,39 @@ def recommended_runs():
     return {key: fake_run(config, rising(config, 2.4), deployment) for key, config in configs.items()}
 
 
+@lru_cache
+def configs_of(name):
+    """The configs of an experiment that has many, made once."""
+    return EXPERIMENTS[name].configs(3, False)
+
+
 @pytest.fixture
-def runs_of(tabular_runs, curvature_runs, deployed_runs, theory_study, quiet_runs, recommended_runs):
+def attacked_runs():
+    """Averaging falls to every attack, and every robust aggregation withstands it."""
+    configs = configs_of("robustness")
+    fallen = lambda attack, rule: attack in trust.ATTACKS and rule == trust.MEAN  # noqa: E731
+    return {key: fake_run(config, rising(config, 0.5 if fallen(*key) else 2.8)) for key, config in configs.items()}
+
+
+@pytest.fixture
+def private_runs():
+    """A little noise costs little, and much noise everything."""
+    level = {trust.NO_PRIVACY: 2.5, trust.CLIPPED: 2.4, 0.1: 2.4, 0.3: 2.3, 1.0: 1.5, 3.0: 0.5, 10.0: 0.2}
+    configs = configs_of("privacy")
+    return {key: fake_run(config, rising(config, level[key])) for key, config in configs.items()}
+
+
+@pytest.fixture
+def runs_of(
+    tabular_runs,
+    curvature_runs,
+    deployed_runs,
+    theory_study,
+    quiet_runs,
+    recommended_runs,
+    attacked_runs,
+    private_runs,
+):
     """The evidence behind every experiment."""
     return {
         **dict.fromkeys(("e1", "e3", "e6"), tabular_runs),
@@ -212,4 +244,6 @@ def runs_of(tabular_runs, curvature_runs, deployed_runs, theory_study, quiet_run
         "theory": theory_study,
         "curvature": quiet_runs,
         "fewshot": recommended_runs,
+        "robustness": attacked_runs,
+        "privacy": private_runs,
     }

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import perfedrl as pf
-from perfedrl.algorithms import ALGORITHMS, Algorithm
+from perfedrl.algorithms import ALGORITHMS, Algorithm, Attacked, Private, Robust
+from perfedrl.algorithms.aggregation import GeometricMedian
+from perfedrl.algorithms.attacks import Random
 from perfedrl.algorithms.base import check_counts
 from perfedrl.lanes import agent_key
 from perfedrl.simulation import Simulation
@@ -24,6 +26,7 @@ def make(name, **change):
 VARIANTS = {name: make(name) for name in ALGORITHMS}
 VARIANTS["first-order"] = pf.PerFedAvgPG(1.0, 0.3, 2, 3, 3, 3, variant="first-order")
 FEDERATED = {name: algorithm for name, algorithm in VARIANTS.items() if name != "local-pg"}
+VARIANTS["wrapped"] = Attacked(Robust(Private(VARIANTS["first-order"], 0.5, 0.1), GeometricMedian()), Random(), 1)
 
 
 @pytest.fixture(params=VARIANTS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfedrl.experiments.config import load_config
-from perfedrl.experiments.paper import EXPERIMENTS, all_configs, beyond, neural, tabular
+from perfedrl.experiments.paper import EXPERIMENTS, all_configs, beyond, neural, tabular, trust
 from perfedrl.experiments.paper.claims import everywhere, fraction, median, near
 from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
 from perfedrl.report import static
@@ -18,7 +18,7 @@ from perfedrl.theory.measure import Row
 from perfedrl.theory.witness import Agreement
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-NEURAL = ("e4", "e5", "e7")
+NEURAL = ("e4", "e5", "e7", "robustness", "privacy")
 
 
 def test_the_committed_configs_are_the_papers():
@@ -130,6 +130,31 @@ def test_the_claims_beyond_the_paper_are_met_by_what_they_ask_for_alone(quiet_ru
     assert missed == [False, False, False, True]
 
 
+def test_the_claims_about_trust_are_met_by_what_they_ask_for_alone(attacked_runs, private_runs):
+    claims = EXPERIMENTS["robustness"].claims(attacked_runs)
+    assert len(claims) == len(trust.ATTACKS) * len(trust.AGGREGATIONS)
+    assert all(claim.met for claim in claims), [claim for claim in claims if not claim.met]
+    assert claims[0].measured == pytest.approx(0.5 / 2.8)
+    fallen, standing = attacked_runs["random", trust.MEAN], attacked_runs["scaled", "median"]
+    swapped = attacked_runs | {("random", "median"): fallen, ("scaled", trust.MEAN): standing}
+    missed = [c.claim for c in EXPERIMENTS["robustness"].claims(swapped) if not c.met]
+    assert [m.partition("), ")[2] for m in missed] == ["scaled, mean", "random, median"]
+    claims = EXPERIMENTS["privacy"].claims(private_runs)
+    assert all(claim.met for claim in claims), [claim for claim in claims if not claim.met]
+    assert len(claims) == 4
+    reversed_ = private_runs | {0.3: private_runs[3.0], 10.0: private_runs[trust.CLIPPED]}
+    assert [c.met for c in EXPERIMENTS["privacy"].claims(reversed_)] == [True, False, False, False]
+
+
+def test_hostile_agents_are_not_counted(attacked_runs):
+    run = attacked_runs[trust.CLEAN, trust.MEAN]
+    after = run.history.after.copy()
+    after[:, :, trust.HONEST :] = 1e6
+    np.testing.assert_allclose(trust.honest(replace(run, history=replace(run.history, after=after))), 2.8)
+    (alone, ten) = (attacked_runs[key, trust.MEAN].config.parts.fleet for key in (trust.ALONE, trust.CLEAN))
+    np.testing.assert_allclose(alone.train.goal, ten.train.goal[: trust.HONEST], atol=1e-5)
+
+
 def test_a_curve_that_never_reaches_a_level_matches_at_no_budget():
     budgets, values = np.asarray([10, 100]), np.asarray([0.1, 0.2])
     assert neural.matching_budget(budgets, values, 0.3) == np.inf
@@ -176,7 +201,7 @@ def test_the_numbers_beside_a_figure_are_those_in_it(runs_of, tmp_path):
     assert [float(x) for x in row[2:]] == pytest.approx([0.4 * 0.5 + 0.6 * 1.6, 0.568038, 1.6, 10], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["e1", "e3", "e4", "e5", "e6", "theory"])
+@pytest.mark.parametrize("name", ["e1", "e3", "e4", "e5", "e6", "theory", "privacy", "robustness"])
 def test_the_legend_never_covers_data(name, runs_of):
     for plot in FIGURES[name](runs_of[name]):
         figure = static.draw(plot)

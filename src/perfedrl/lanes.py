@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Key, PRNGKeyArray, PyTree
+from jaxtyping import Float, Key, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.compilation import jit
@@ -52,8 +52,12 @@ def fleet_round(
     keys: Key[Array, " n"],
     round_: Whole,
     chunk: int | None = None,
+    weights: Float[Array, " n"] | None = None,
 ) -> FleetState:
-    """One communication round of one lane: every client, at most `chunk` at a time, then the server."""
+    """One communication round of one lane: every client, at most `chunk` at a time, then the server.
+
+    Agents count alike in the server's mean, unless they have weights.
+    """
 
     def client(task, client_state, key):
         return algorithm.client(state.server.message, client_state, agent(task), jax.random.fold_in(key, round_))
@@ -61,18 +65,19 @@ def fleet_round(
     uploads, clients = by_agent(client, (tasks, state.clients, keys), chunk)
     # The barrier keeps the compiler from merging the chunks' layout into the server's sum and changing its order.
     uploads = jax.lax.optimization_barrier(uploads)
-    return FleetState(algorithm.server(state.server, uploads, jnp.ones(len(keys))), clients)
+    weights = jnp.ones(len(keys)) if weights is None else weights
+    return FleetState(algorithm.server(state.server, uploads, weights), clients)
 
 
-def _advance(algorithms, states, seeds, agent, tasks, first, rounds, chunk, devices):
+def _advance(algorithms, states, seeds, agent, tasks, first, rounds, weights, chunk, devices):
     """Advance all lanes by `rounds` rounds from round `first`."""
 
-    def lane(algorithm, state, seed, agent, tasks, first, rounds):
+    def lane(algorithm, state, seed, agent, tasks, first, rounds, weights):
         keys = agent_keys(seed, tasks)
-        body = lambda k, state: fleet_round(algorithm, agent, tasks, state, keys, k, chunk)  # noqa: E731
+        body = lambda k, state: fleet_round(algorithm, agent, tasks, state, keys, k, chunk, weights)  # noqa: E731
         return jax.lax.fori_loop(first, first + rounds, body, state)
 
-    return over_lanes(lane, (algorithms, states, seeds), (agent, tasks, first, rounds), devices)
+    return over_lanes(lane, (algorithms, states, seeds), (agent, tasks, first, rounds, weights), devices)
 
 
 def _measure(algorithms, messages, clients, seeds, evaluation, tasks, first_agent, moment, how, chunk, devices):

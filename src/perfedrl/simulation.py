@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
+from perfedrl.algorithms.wrapping import check_agents
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
@@ -35,7 +36,8 @@ class Simulation:
     curvature are exact and everything is in float64: the m -> infinity dynamics. `chunk` bounds how many agents run at
     a time, for fleets that exceed memory; results do not depend on it, and left out it is chosen for speed.
     `evaluation` is exact where that is possible when left out. `start_key` draws the start parameters that all seeds
-    share; "per-seed" gives each its own draw.
+    share; "per-seed" gives each its own draw. `weights` are the training agents' in the server's mean, all alike when
+    left out.
     """
 
     fleet: Fleet
@@ -46,6 +48,7 @@ class Simulation:
     chunk: int | None = None
     evaluation: Evaluation | None = None
     start_key: int | str = 0
+    weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if len(self.algorithms) != len(self.seeds) or not self.seeds:
@@ -58,6 +61,7 @@ class Simulation:
             raise UserError(f"chunk must be at least 1; it is {self.chunk}")
         if self.start_key != "per-seed" and not isinstance(self.start_key, int):
             raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
+        check_agents(self.algorithms[0], self.fleet.agents, self.weights)
         if isinstance(self.agent, Exact):
             exact(self.fleet, Sampled(self.policy))
         self._evaluation  # noqa: B018
@@ -105,9 +109,10 @@ class Simulation:
     def advance(self, state: FleetState, first: int, rounds: int) -> FleetState:
         """Train every lane for some rounds, counted from `first`."""
         chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
+        weights = None if self.weights is None else np.asarray(self.weights, float)
         with self._precision:
             call = lambda lanes, devices: advance_lanes(  # noqa: E731
-                *lanes, self._agent, self.fleet.train, first, rounds, chunk=chunk, devices=devices
+                *lanes, self._agent, self.fleet.train, first, rounds, weights, chunk=chunk, devices=devices
             )
             return self._by_lane(call, (self._algorithms, state, self._seeds))
 
@@ -133,7 +138,7 @@ class Simulation:
             seeds=np.asarray(self.seeds),
             rounds=np.asarray([round_]),
             trajectories=np.asarray([round_ * self.algorithms[0].trajectories_per_round]),
-            bytes=np.asarray([round_ * self._bytes_per_round]),
+            bytes=np.asarray([round_ * self.bytes_per_round]),
             **returns,
             outcomes=outcomes,
         )
@@ -179,7 +184,7 @@ class Simulation:
         return jax.tree.map(lambda x: np.asarray(x)[:lanes], call(jax.tree.map(pad, per_lane), devices))
 
     @cached_property
-    def _bytes_per_round(self) -> int:
+    def bytes_per_round(self) -> int:
         """What one agent receives and sends; one that sends nothing takes no part in a federation."""
         with self._precision:
             server, client = jax.tree.map(lambda x: x[0], self._init())

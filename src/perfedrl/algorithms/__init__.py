@@ -1,11 +1,19 @@
-"""Algorithms: one file each, one registry line each; the line enrols it in every contract test."""
+"""Algorithms: one file each, one registry line each; the line enrols it in every contract test.
 
+Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `attacks.py`; `wrapping.py` is what
+these share.
+"""
+
+from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
+from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
+from perfedrl.algorithms.private import Private, privatize
 from perfedrl.algorithms.sg_mrl import SGMRL
 from perfedrl.algorithms.storm import StormPG
+from perfedrl.algorithms.wrapping import unwrapped
 from perfedrl.registry import registry
 
 ALGORITHMS = registry(
@@ -18,14 +26,23 @@ ALGORITHMS = registry(
 )
 
 __all__ = [
+    "AGGREGATIONS",
     "ALGORITHMS",
+    "ATTACKS",
     "SGMRL",
+    "Aggregation",
     "Algorithm",
+    "Attack",
+    "Attacked",
     "FedAvgPG",
     "LocalPG",
     "PerFedAvgPG",
+    "Private",
+    "Robust",
     "ServerState",
     "StormPG",
     "average",
     "local_steps",
+    "privatize",
+    "unwrapped",
 ]

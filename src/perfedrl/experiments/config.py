@@ -1,8 +1,6 @@
 """What to run: a frozen, validated config, read from TOML and identified by a digest."""
 
-import dataclasses
 import hashlib
-import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -14,28 +12,19 @@ import jax
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from perfedrl.algorithms import ALGORITHMS, Algorithm
-from perfedrl.envs import ENVS, Fleet
+from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS, unwrapped
+from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError, nearest
-from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES, Curvature, Sampled
-from perfedrl.evaluation import EVALUATIONS, Evaluation, check_estimates
-from perfedrl.policies import POLICIES, Policy
+from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
+from perfedrl.evaluation import EVALUATIONS
+from perfedrl.experiments.parts import KINDS, Parts, Privacy, build, form, leaves, named, spoken
+from perfedrl.policies import POLICIES
 from perfedrl.registry import shortened
 from perfedrl.simulation import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a config describes."""
-
-    fleet: Fleet
-    policy: Any
-    agent: Sampled
-    algorithm: Algorithm
-    evaluation: Evaluation
+TRACED_PRIVACY = {"clip", "noise", "delta"}
 
 
 class Config(BaseModel):
@@ -59,6 +48,9 @@ class Config(BaseModel):
     curvature: dict[str, Any] = Field(default={"name": CURVATURE}, validate_default=True)
     baseline: dict[str, Any] = Field(default={"name": BASELINE}, validate_default=True)
     entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    aggregation: dict[str, Any] | None = None
+    privacy: Privacy | None = None
+    attack: dict[str, Any] | None = None
 
     @field_validator("name")
     @classmethod
@@ -102,7 +94,7 @@ class Config(BaseModel):
     @field_validator("fleet")
     @classmethod
     def _fleet(cls, table: dict[str, Any]) -> dict[str, Any]:
-        env, params = _named(table, "env", "fleet", ENVS)
+        env, params = named(table, "env", "fleet", ENVS)
         if env == "arrays" and params.get("file") and not params.get("sha256"):
             params = {**params, "sha256": file_digest(params["file"])}
         return {"env": env, **ENVS.resolve(env, params)}
@@ -110,30 +102,47 @@ class Config(BaseModel):
     @field_validator("policy")
     @classmethod
     def _policy(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = _named(table, "name", "policy", POLICIES)
+        name, params = named(table, "name", "policy", POLICIES)
         return {"name": name, **POLICIES.resolve(name, params, supplied=("fleet",))}
 
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = _named(table, "name", "algorithm", ALGORITHMS)
+        name, params = named(table, "name", "algorithm", ALGORITHMS)
         return {"name": name, **ALGORITHMS.resolve(name, params)}
 
     @field_validator("evaluation")
     @classmethod
     def _evaluation(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = _named(table, "name", "evaluation", EVALUATIONS)
+        name, params = named(table, "name", "evaluation", EVALUATIONS)
         return {"name": name, **EVALUATIONS.resolve(name, params, supplied=("fleet", "agent"))}
 
     @field_validator("curvature", mode="before")
     @classmethod
     def _curvature(cls, value: Any) -> dict[str, Any]:
-        return _form(value, "curvature", CURVATURES)
+        return form(value, "curvature", CURVATURES)
 
     @field_validator("baseline", mode="before")
     @classmethod
     def _baseline(cls, value: Any) -> dict[str, Any]:
-        return _form(value, "baseline", BASELINES)
+        return form(value, "baseline", BASELINES)
+
+    @field_validator("aggregation", mode="before")
+    @classmethod
+    def _aggregation(cls, value: Any) -> dict[str, Any] | None:
+        """With the agents' weights, if they have any; a mean without weights is what there is without the table."""
+        table = {"name": "mean"} if value is None else form(value, "aggregation", AGGREGATIONS, ("weights",))
+        return None if table == {"name": "mean"} else table
+
+    @field_validator("attack", mode="before")
+    @classmethod
+    def _attack(cls, value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        table = form(value, "attack", ATTACKS, ("agents",))
+        if not whole(table.get("agents")) or table["agents"] < 1:
+            raise UserError("the table [attack] needs agents = ..., how many of the last training agents attack")
+        return table
 
     @cached_property
     def digest(self) -> str:
@@ -160,8 +169,9 @@ class Config(BaseModel):
         """Configs that agree in this string train side by side: they differ in seeds and step sizes only."""
         content = self._content()
         del content["seeds"]
-        traced = _traced(type(self.parts.algorithm))
-        content["algorithm"] = {k: v for k, v in content["algorithm"].items() if k not in traced}
+        for part, traced in (("algorithm", leaves(unwrapped(self.parts.algorithm))), ("privacy", TRACED_PRIVACY)):
+            if part in content:
+                content[part] = {k: v for k, v in content[part].items() if k not in traced}
         # Which of the optional step sizes are set is part of the program.
         content["set"] = str(jax.tree.structure(self.parts.algorithm))
         return json.dumps(content, sort_keys=True)
@@ -169,24 +179,7 @@ class Config(BaseModel):
     @cached_property
     def parts(self) -> Parts:
         """What the config describes; what is wrong with it is said here, before anything compiles."""
-        if isinstance(self.evaluate_every, tuple) and self.evaluate_every[-1] != self.rounds:
-            last = self.evaluate_every[-1]
-            raise UserError(f"evaluate_every ends with {last}; the last evaluation must be at round {self.rounds}")
-        fleet = ENVS[self.fleet["env"]](**_params(self.fleet, "env"))
-        _check_kind(fleet, Fleet, "environment", self.fleet["env"])
-        policy = POLICIES[self.policy["name"]](fleet=fleet, **_params(self.policy, "name"))
-        _check_kind(policy, Policy, "policy", self.policy["name"])
-        algorithm = ALGORITHMS[self.algorithm["name"]](**_params(self.algorithm, "name"))
-        _check_kind(algorithm, Algorithm, "algorithm", self.algorithm["name"])
-        form = lambda table, known: known[table["name"]](**_params(table, "name"))  # noqa: E731
-        agent = Sampled(policy, form(self.curvature, CURVATURES), form(self.baseline, BASELINES), self.entropy)
-        _check_kind(agent.forms.curvature, Curvature, "curvature estimator", self.curvature["name"])
-        check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
-        evaluation = EVALUATIONS[self.evaluation["name"]](fleet=fleet, agent=agent, **_params(self.evaluation, "name"))
-        _check_kind(evaluation, Evaluation, "evaluation", self.evaluation["name"])
-        if not getattr(algorithm, "federated", True) and fleet.held_out is not None:
-            raise UserError(f"{self.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
-        return Parts(fleet, policy, agent, algorithm, evaluation)
+        return build(self)
 
     def to_toml(self, **fleet: Any) -> str:
         """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
@@ -198,20 +191,10 @@ class Config(BaseModel):
         content = self.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         if content["fleet"].get("sha256"):
             content["fleet"].pop("file")
-        for part, known in PARTS.items():
+        for part, known in KINDS.items():
             if part in content:
-                content[part] = _spoken(content[part], known)
+                content[part] = spoken(content[part], known)
         return content
-
-
-PARTS = {
-    "fleet": ENVS,
-    "policy": POLICIES,
-    "algorithm": ALGORITHMS,
-    "evaluation": EVALUATIONS,
-    "curvature": CURVATURES,
-    "baseline": BASELINES,
-}
 
 
 def load_config(path: str | Path) -> Config:
@@ -257,45 +240,6 @@ def make_config(table: Mapping[str, Any]) -> Config:
 def whole(x: Any) -> bool:
     """Whether x is a whole number; True and False are none."""
     return isinstance(x, int) and not isinstance(x, bool)
-
-
-def _named(table: Mapping[str, Any], key: str, what: str, known: Any) -> tuple[str, dict[str, Any]]:
-    if not isinstance(table.get(key), str):
-        raise UserError(f'the table [{what}] needs {key} = "...", one of: {", ".join(known)}')
-    return table[key], _params(table, key)
-
-
-def _form(value: Any, what: str, known: Any) -> dict[str, Any]:
-    """A table with a name and parameters; the name alone stands for it with its defaults."""
-    table = {"name": value} if isinstance(value, str) else value
-    if not isinstance(table, dict):
-        raise UserError(f"{what} = {shortened(value)}: a name, or a table with a name, one of: {', '.join(known)}")
-    name, params = _named(table, "name", what, known)
-    return {"name": name, **known.resolve(name, params)}
-
-
-def _spoken(table: dict[str, Any], known: Any) -> dict[str, Any]:
-    """A part's table without the parameters that have their defaults."""
-    first = next(iter(table))
-    defaults = {key: p.default for key, p in known.parameters(table[first]).items()}
-    plain = lambda x: json.loads(json.dumps(x, default=str))  # noqa: E731
-    unset = lambda key: key in defaults and defaults[key] is not inspect.Parameter.empty  # noqa: E731
-    return {key: x for key, x in table.items() if key == first or not (unset(key) and plain(defaults[key]) == x)}
-
-
-def _params(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {k: v for k, v in table.items() if k != key}
-
-
-def _check_kind(part: Any, kind: type, what: str, name: str) -> None:
-    if not isinstance(part, kind):
-        raise UserError(f"the {what} {name!r} must make a perfedrl {kind.__name__}; it made a {type(part).__name__}")
-
-
-def _traced(algorithm: type) -> set[str]:
-    """The settings of an algorithm that are leaves of its pytree, and so may differ within one compiled program."""
-    fields = dataclasses.fields(algorithm) if dataclasses.is_dataclass(algorithm) else ()
-    return {field.name for field in fields if not field.metadata.get("static", False)}
 
 
 def _without_none(value: Any) -> Any:

@@ -149,7 +149,15 @@ def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
     seeds = [seed for config in configs for seed in config.seeds]
     shared = parts[0]
     return Simulation(
-        shared.fleet, shared.policy, algorithms, seeds, shared.agent, chunk, shared.evaluation, configs[0].start
+        shared.fleet,
+        shared.policy,
+        algorithms,
+        seeds,
+        shared.agent,
+        chunk,
+        shared.evaluation,
+        configs[0].start,
+        shared.weights,
     )
 
 

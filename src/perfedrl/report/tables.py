@@ -28,6 +28,12 @@ def summary(run: Run) -> Table:
     return table
 
 
+def over_agents(values: Any) -> Any:
+    """The mean over the agents that said something: over a network some may be away, or keep it to themselves."""
+    said = ~np.isnan(values)
+    return np.where(said, values, 0).sum(axis=-1) / np.where(said.any(axis=-1), said.sum(axis=-1), np.nan)
+
+
 def final_outcomes(run: Run) -> list[tuple[str, ...]]:
     """The rows of `summary`: returns, and what else the tasks say, training and held-out agents apart."""
     history = run.history
@@ -35,7 +41,7 @@ def final_outcomes(run: Run) -> list[tuple[str, ...]]:
     if history.held_out_after.shape[-1]:
         returns |= {f"held_out_{when}.return": getattr(history, f"held_out_{when}") for when in ("before", "after")}
     measured = returns | dict(history.outcomes)
-    last = lambda x: interval(mean_interval(x[:, -1].mean(axis=-1)))  # noqa: E731
+    last = lambda x: interval(mean_interval(over_agents(x[:, -1])))  # noqa: E731
     recorded = [(f"{key[9:]}, last round", "", last(x)) for key, x in measured.items() if key.startswith("training.")]
     return recorded + [
         (
@@ -63,7 +69,7 @@ def runs(finished: Iterable[Run]) -> Table:
     table = Table(Column("run", no_wrap=True), "rounds", "seeds", "return after", "seconds", date)
     for run in finished:
         counts = str(run.config.rounds), str(len(run.config.seeds))
-        after = f"{run.history.after[:, -1].mean():.3f}"
+        after = f"{over_agents(run.history.after[:, -1]).mean():.3f}"
         table.add_row(
             run.folder.name, *counts, after, f"{run.provenance['seconds']:.1f}", run.provenance["finished"][:10]
         )

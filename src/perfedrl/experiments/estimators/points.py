@@ -87,6 +87,7 @@ def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progre
         parts.agent,
         evaluation=parts.evaluation,
         start_key=config.start,
+        weights=parts.weights,
     )
     state, at = simulation.start(), 0
     for stage, round_ in rounds.items():

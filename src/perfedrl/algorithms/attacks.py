@@ -1,0 +1,133 @@
+"""Attacks on the aggregation, for simulation only: what some agents send instead of what they computed."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import ServerState, check_counts, check_positive
+from perfedrl.algorithms.private import check_like
+from perfedrl.algorithms.wrapping import Wrapping, check_federated, least_agents
+from perfedrl.errors import UserError
+from perfedrl.estimators.control import ratio
+from perfedrl.registry import registry
+from perfedrl.types import Array, Params
+
+DRAWN = 2024
+"""The key that attacks draw with; the round is folded into it."""
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """What one attacker sends, from the message and from the upload that it would send if it were honest."""
+
+    def __call__(self, message: PyTree, upload: PyTree, key: PRNGKeyArray) -> PyTree: ...
+
+
+@dataclass(frozen=True)
+class SignFlip:
+    """The honest displacement in the opposite direction, `scale` times as long.
+
+    At 2.5, as in the literature on federated policy gradients (Fan et al., 2021).
+    """
+
+    scale: float = 2.5
+
+    def __post_init__(self) -> None:
+        check_positive(scale=self.scale)
+
+    def __call__(self, message: PyTree, upload: PyTree, key: PRNGKeyArray) -> PyTree:
+        return displaced(message, upload, -self.scale)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """The honest displacement `factor` times as long: too large a step in a direction that looks right.
+
+    A factor of the order of the number of agents lets one agent replace the mean (Bagdasaryan et al., 2020).
+    """
+
+    factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_positive(factor=self.factor)
+
+    def __call__(self, message: PyTree, upload: PyTree, key: PRNGKeyArray) -> PyTree:
+        return displaced(message, upload, self.factor)
+
+
+@dataclass(frozen=True)
+class Random:
+    """A displacement in a random direction, `factor` times as long as the honest one."""
+
+    factor: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_positive(factor=self.factor)
+
+    def __call__(self, message: PyTree, upload: PyTree, key: PRNGKeyArray) -> PyTree:
+        leaves, structure = jax.tree.flatten(message)
+        keys = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+        drawn = jax.tree.map(lambda x, k: jax.random.normal(k, jnp.shape(x), jnp.result_type(x)), message, keys)
+        length = optax.tree.norm(optax.tree.sub(upload, message))
+        return optax.tree.add_scale(message, ratio(self.factor * length, optax.tree.norm(drawn)), drawn)
+
+
+ATTACKS = registry("attack", sign_flip=SignFlip, scaled=Scaled, random=Random)
+
+
+class Counted(NamedTuple):
+    """The server's private part: the inner algorithm's, and the rounds so far."""
+
+    inner: PyTree
+    rounds: Integer[Array, ""]
+
+
+class Attacked(Wrapping):
+    """An algorithm under attack: what the last `agents` agents upload is replaced on its way to the server.
+
+    Attackers work like the others before they lie, and see the message and their own upload only. All seeds share the
+    attack's draws, which depend on the round alone.
+    """
+
+    attack: Attack = eqx.field(static=True)
+    agents: int = eqx.field(static=True)
+
+    def __init__(self, inner: Any, attack: Attack, agents: int):
+        check_federated(inner, "upload to attack")
+        check_counts(agents=agents)
+        self.inner, self.attack, self.agents = inner, attack, agents
+
+    @property
+    def least_agents(self) -> int:
+        """One of them is honest."""
+        return max(self.agents + 1, least_agents(self.inner))
+
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        server, client = self.inner.init(params)
+        return ServerState(server.message, Counted(server.private, jnp.zeros((), jnp.int32))), client
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        inner, rounds = state.private
+        if len(weights) <= self.agents:
+            raise UserError(f"{self.agents} agents attack, and {len(weights)} sent something: none of them is honest")
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(DRAWN), rounds), self.agents)
+        honest, own = (jax.tree.map(lambda x, part=part: x[part], uploads) for part in self._parts)
+        check_like(state.message, jax.tree.map(lambda x: x[0], own), "attacks are")
+        sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(state.message, own, keys)
+        uploads = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), honest, sent)
+        after = self.inner.server(ServerState(state.message, inner), uploads, weights)
+        return ServerState(after.message, Counted(after.private, rounds + 1))
+
+    @property
+    def _parts(self) -> tuple[slice, slice]:
+        return slice(None, -self.agents), slice(-self.agents, None)
+
+
+def displaced(message: PyTree, upload: PyTree, factor: float) -> PyTree:
+    """The message, moved by a multiple of the upload's displacement."""
+    return jax.tree.map(lambda sent, x: sent + factor * (x - sent), message, upload)

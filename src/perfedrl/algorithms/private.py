@@ -1,0 +1,76 @@
+"""Privacy by choice: an agent's upload clipped and noised before it leaves the agent. `perfedrl.privacy` accounts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import LARGEST_STEP
+from perfedrl.algorithms.wrapping import Wrapping, check_federated
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
+from perfedrl.types import Scalar
+
+NOISE = 2**32 - 1
+"""Folded into a round's key for the simulated noise; training splits the key into fewer parts than that."""
+
+
+class Private(Wrapping):
+    """An algorithm whose uploads are clipped and noised: a local Gaussian mechanism of each agent.
+
+    The inner client works with the key it has without privacy, so its draws are the same. The noise of a simulation
+    comes from that key too, which shows what privacy costs and protects nobody; an agent in a network calls `privatize`
+    with a key of its own.
+    """
+
+    clip: Any
+    noise: Any
+
+    def __init__(self, inner: Any, clip: float, noise: float):
+        check_federated(inner, "upload to protect")
+        check_privacy(clip, noise)
+        self.inner, self.clip, self.noise = inner, clip, noise
+
+    def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        upload, state = self.inner.client(message, state, agent, key)
+        return privatize(message, upload, self.clip, self.noise, jax.random.fold_in(key, NOISE)), state
+
+
+def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key: PRNGKeyArray) -> PyTree:
+    """The upload moved towards the message until at most `clip` from it, with noise on every coordinate.
+
+    Upload and message are whole vectors, and the noise is Gaussian with standard deviation `noise` times `clip`. The
+    key must be made from the operating system's entropy and stay with the agent: the server knows the keys of training,
+    and with one of those it could subtract the noise. An upload that is not finite counts as the message.
+    """
+    check_like(message, upload, "privacy is")
+    length = optax.tree.norm(optax.tree.sub(upload, message))
+    short, long = length <= clip, jnp.isfinite(length) & (length > clip)
+    share = jnp.where(long, clip / jnp.where(long, length, 1), 0)
+    leaves, structure = jax.tree.flatten(message)
+    drawn = jax.tree.unflatten(structure, list(jax.random.split(key, len(leaves))))
+
+    def noised(sent: Any, x: Any, k: PRNGKeyArray) -> Any:
+        moved = jnp.where(short, x, jnp.where(long, sent + share * (x - sent), sent))
+        # Where there is no noise, the bits stay as they are.
+        z = jax.random.normal(k, jnp.shape(x), jnp.result_type(x))
+        return jnp.where(noise > 0, moved + noise * clip * z, moved)
+
+    return jax.tree.map(noised, message, upload, drawn)
+
+
+def check_like(message: PyTree, upload: PyTree, what: str) -> None:
+    """Refuse uploads that are no displaced message."""
+    shape = lambda tree: (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])  # noqa: E731
+    if shape(message) != shape(upload):
+        raise UserError(f"{what} for algorithms whose upload is a changed message, which this one's is not")
+
+
+def check_privacy(clip: Any, noise: Any) -> None:
+    """Refuse clip <= 0 and noise < 0, where they are numbers and not traced."""
+    if isinstance(clip, int | float) and not 0 < clip <= LARGEST_STEP:
+        raise UserError(f"the privacy's clip must be a finite number > 0; it is {clip}")
+    if isinstance(noise, int | float) and not 0 <= noise <= LARGEST_STEP:
+        raise UserError(f"the privacy's noise must be a finite number >= 0; it is {noise}")

@@ -1,0 +1,90 @@
+"""Algorithms around algorithms: what a wrapper does not change is the inner one's."""
+
+import numbers
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
+from perfedrl.types import Array, Params
+
+
+class Wrapping(eqx.Module):
+    """An algorithm that changes some of another's functions and hands on the rest, with what else that one offers.
+
+    The inner algorithm is a child of the pytree, so its step sizes stay leaves.
+    """
+
+    inner: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """The inner algorithm's own: adaptation_steps, diagnostics and the like, where it has them."""
+        if name == "inner" or name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.inner.trajectories_per_round
+
+    @property
+    def least_agents(self) -> int:
+        """How many agents a round needs."""
+        return least_agents(self.inner)
+
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        return self.inner.init(params)
+
+    def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        return self.inner.client(message, state, agent, key)
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        return self.inner.server(state, uploads, weights)
+
+    def shared(self, message: PyTree) -> Params:
+        return self.inner.shared(message)
+
+    def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return self.inner.personalize(message, state, agent, key, m)
+
+
+def unwrapped(algorithm: Algorithm) -> Algorithm:
+    """The algorithm inside all wrappers."""
+    while isinstance(algorithm, Wrapping):
+        algorithm = algorithm.inner
+    return algorithm
+
+
+def least_agents(algorithm: Algorithm) -> int:
+    """How many agents a round of an algorithm needs; 1 where it says nothing of that."""
+    return getattr(algorithm, "least_agents", 1)
+
+
+def check_federated(algorithm: Algorithm, what: str) -> None:
+    """Refuse to wrap an algorithm that sends nothing."""
+    if not getattr(algorithm, "federated", True):
+        raise UserError(f"{type(algorithm).__name__} trains every agent alone and sends nothing: there is no {what}")
+
+
+def check_agents(algorithm: Algorithm, agents: int, weights: Any = None) -> None:
+    """Refuse a fleet that is too small for an algorithm, and weights that are not one positive number per agent."""
+    least = least_agents(algorithm)
+    if agents < least:
+        raise UserError(f"the aggregation and the attack need at least {least} training agents; there are {agents}")
+    if weights is None:
+        return
+    if not hasattr(weights, "__len__"):
+        raise UserError(f"weights must be a list of numbers, one per training agent; it is {weights!r}")
+    if len(weights) != agents:
+        raise UserError(f"weights must be one number per training agent, {agents}; there are {len(weights)}")
+    number = lambda w: isinstance(w, numbers.Real) and not isinstance(w, bool)  # noqa: E731
+    if not all(number(w) and 0 < w <= LARGEST_WEIGHT for w in weights):
+        raise UserError(f"weights must be positive numbers up to {LARGEST_WEIGHT:g}; they are {list(weights)}")
+
+
+LARGEST_WEIGHT = float(np.float32(1e30))
+"""So that sums of weights are finite in single precision."""
