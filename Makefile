@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test lint format bench reproduce figures lock clean
+.PHONY: run test test-federation lint format bench bench-federation reproduce figures lock clean
 
 run: $(STAMP)
 	$(BIN)/perfedrl demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# Fleets of real processes over TLS on the loopback device, and what happens when parts of them die or lie.
+test-federation: $(STAMP)
+	$(BIN)/python -m pytest -m network
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -24,6 +28,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
 
+# Rounds over NVFlare and TLS beside the same averaging over bare sockets.
+bench-federation: $(STAMP)
+	$(BIN)/python benchmarks/bench_federation.py
+
 reproduce: $(STAMP)
 	$(BIN)/perfedrl reproduce all --json claims.json --report report.html
 
@@ -35,7 +43,7 @@ figures: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
 		--no-annotate --custom-compile-command "make lock" \
-		--extra dev pyproject.toml -o requirements.lock
+		--extra dev --extra federation pyproject.toml -o requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -8,7 +8,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "perfedrl"
 LAYERS = (
     ("errors", "types"),
-    ("registry", "compilation"),
+    ("registry", "compilation", "privacy"),
     ("envs",),
     ("policies",),
     ("rollout",),
@@ -19,7 +19,7 @@ LAYERS = (
     ("lanes",),
     ("simulation", "theory"),
     ("experiments",),
-    ("report",),
+    ("federation", "report"),
     ("cli",),
 )
 """From the ground up; a module may import from its own layer's package and from layers below."""

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from perfedrl.cli import estimators, runs, studies, theory
+from perfedrl.cli import agent, estimators, federation, runs, studies, theory
 from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
 from perfedrl.errors import UserError
 
@@ -23,6 +23,8 @@ app.command()(theory.theory)
 app.command()(estimators.estimators)
 app.command()(studies.reproduce)
 app.command(name="list")(runs.list_)
+app.command()(agent.agent)
+app.add_typer(federation.app, name="federation")
 
 
 def main() -> None:

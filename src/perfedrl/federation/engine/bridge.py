@@ -1,0 +1,52 @@
+"""The agent's end of the engine: relays tasks to the agent's daemon, and holds neither JAX nor the environment.
+
+When NVFlare's client process dies, the whole job ends; so it does as little as possible.
+"""
+
+import os
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from perfedrl.errors import UserError
+from perfedrl.federation.frames import LIMIT
+from perfedrl.federation.link import call_raw
+
+FRAME, REASON, TASKS = "frame", "reason", ("prepare", "update", "evaluate", "personalize")
+SOCKET = "PERFEDRL_AGENT_SOCKET"
+"""The environment variable that says where the agent's daemon listens."""
+
+
+class AgentBridge(Executor):
+    """Hands a task's bytes to the daemon and the daemon's bytes back, both unread.
+
+    A daemon that is dead, restarting or silent for `seconds` is an execution error in that round, and no more.
+    """
+
+    def __init__(self, seconds: float = 600.0):
+        super().__init__()
+        self.seconds = float(seconds)
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Relay one task; whatever goes wrong is a reply, since an exception could end the job for everybody."""
+        try:
+            if task_name not in TASKS or not isinstance(shareable.get(FRAME), bytes):
+                return _failure("the server asked for something that the bridge does not know")
+            if not os.environ.get(SOCKET):
+                return _failure(f"the bridge was started without {SOCKET}; start it by `perfedrl federation join`")
+            answer = call_raw(os.environ[SOCKET], shareable[FRAME], self.seconds, LIMIT)
+        except UserError as error:
+            self.log_error(fl_ctx, str(error))
+            return _failure(str(error))
+        reply = make_reply(ReturnCode.OK)
+        reply[FRAME] = answer
+        return reply
+
+
+def _failure(reason: str) -> Shareable:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply[REASON] = reason[:500]
+    return reply

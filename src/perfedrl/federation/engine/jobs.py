@@ -1,0 +1,46 @@
+"""What is submitted to the engine: a job that names our workflow, our bridge and a run, and carries no code."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfedrl.federation.engine.provision import BRIDGE, WORKFLOW
+from perfedrl.federation.engine.tuning import REQUEST_INTERVAL
+
+
+def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str], seconds: float) -> Path:
+    """Write the job for a generation of a run; `seconds` is what a task may take an agent."""
+    workflow = {"id": "rounds", "path": WORKFLOW, "args": {"control": str(control), "generation": generation}}
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": REQUEST_INTERVAL},
+        "workflows": [workflow],
+        "components": [],
+    }
+    bridge = {"tasks": ["*"], "executor": {"path": BRIDGE, "args": {"seconds": seconds}}}
+    client = {
+        "format_version": 2,
+        "default_task_fetch_interval": REQUEST_INTERVAL,
+        "executors": [bridge],
+        "components": [],
+        "task_result_filters": [],
+        "task_data_filters": [],
+    }
+    # One agent is enough for the engine: how many a round needs is the run's own business.
+    meta = {
+        "name": f"{control.name}-{generation}",
+        "resource_spec": {},
+        "min_clients": 1,
+        "mandatory_clients": [],
+        "deploy_map": {"app": ["server", *agents]},
+    }
+    files = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": server,
+        "app/config/config_fed_client.json": client,
+    }
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return folder

@@ -1,0 +1,123 @@
+"""NVFlare's processes, and the checks that are worth making before they are started."""
+
+import errno
+import os
+import socket
+import ssl
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from nvflare.lighter.utils import verify_folder_signature
+
+from perfedrl.errors import UserError
+from perfedrl.federation.engine.bridge import SOCKET
+from perfedrl.federation.engine.fleets import FleetFolder, Kit
+from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
+from perfedrl.federation.keeper import Keeper
+
+REACHED = 5.0
+"""Seconds to reach the server in."""
+
+
+def server_process(fleet: FleetFolder) -> Keeper:
+    """NVFlare's server, kept alive."""
+    command = _command("server.server_train", fleet.server, "fed_server.json")
+    return Keeper(command, fleet.server / "server.log", environment(), fleet.server)
+
+
+def client_process(kit: Kit) -> Keeper:
+    """NVFlare's client of one agent, kept alive; it finds the agent's daemon by its environment."""
+    command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.about.agent}")
+    return Keeper(command, kit.folder / "bridge.log", environment(**{SOCKET: str(kit.socket)}), kit.folder)
+
+
+def daemon_process(kit: Kit, agent_config: Path, env: str | None) -> Keeper:
+    """The agent's daemon, kept alive."""
+    own = ["--socket", str(kit.socket), "--state", str(kit.state), "--number", str(kit.about.number)]
+    command = [sys.executable, "-m", "perfedrl", "agent", str(agent_config.resolve()), *own]
+    command += [] if env is None else ["--env", env]
+    return Keeper(command, kit.folder / "agent.log", environment(), Path.cwd())
+
+
+def environment(**more: str) -> Mapping[str, str]:
+    """What a child process inherits: logs at once, and no proxies between machines of the fleet."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "no_grpc_proxy": "*", **more}
+
+
+def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
+    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(folder), "-s", start]
+    return [*command, "--set", "secure_train=true", *more, f"org={ORGANIZATION}", "config_folder=config"]
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that something else listens on."""
+    loopback = host in ("localhost", "127.0.0.1")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1" if loopback else "0.0.0.0", port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(f"port {port} is in use: is a server running already?") from error
+            raise UserError(f"port {port} cannot be listened on: {error.strerror}") from error
+
+
+def check_kit(folder: Path, authority: Path, certificate: Path) -> None:
+    """Refuse a kit that was tampered with, or whose time has not come or is over."""
+    for part in ("startup", "local"):
+        if not verify_folder_signature(str(folder / part), str(authority), True, SIGNATURES):
+            raise UserError(f"{folder / part} is not as it was signed: get the kit again from the fleet's operator")
+    check_clock(certificate)
+
+
+def check_clock(certificate: Path) -> None:
+    """Refuse a certificate that is not valid now, by this machine's clock."""
+    cert, now = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.now(UTC)
+    if now < cert.not_valid_before_utc:
+        raise UserError(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC, which is before the certificate was made "
+            f"({cert.not_valid_before_utc:%Y-%m-%d %H:%M:%S}): set the clock"
+        )
+    if now > cert.not_valid_after_utc:
+        raise UserError(
+            f"the certificate {certificate.name} expired on {cert.not_valid_after_utc:%Y-%m-%d}: ask for a new kit"
+        )
+
+
+def check_server(kit: Kit) -> bool:
+    """Whether the kit's server answers; it is refused if it is not the kit's. False where nobody listens yet."""
+    host, port = kit.about.host, kit.about.port
+    context = ssl.create_default_context(cafile=str(kit.authority))
+    context.load_cert_chain(str(kit.certificate), str(kit.key))
+    context.set_alpn_protocols(["h2"])
+    try:
+        with ExitStack() as stack:
+            plain = stack.enter_context(socket.create_connection((host, port), REACHED))
+            secure = stack.enter_context(context.wrap_socket(plain, server_hostname=host))
+            secure.settimeout(0.5)
+            with suppress(TimeoutError):
+                secure.recv(1)  # a server that refuses the certificate says so only now
+        return True
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(_why(error, host)) from error
+    except ssl.SSLError as error:
+        raise UserError(f"the server at {host}:{port} does not take this kit's certificate: {error.reason}") from error
+    except socket.gaierror as error:
+        raise UserError(f"the server's host name {host!r} is not known on this machine") from error
+    except OSError:
+        return False
+
+
+def _why(error: ssl.SSLCertVerificationError, host: str) -> str:
+    known = {
+        10: "the server's certificate has expired: make a new fleet, or renew its certificates",
+        9: "the server's certificate is not valid yet by this machine's clock: set the clock",
+        62: f"the server's certificate is not for the host name {host!r}",
+        64: f"the server's certificate is not for the address {host!r}",
+    }
+    other = "the server that answers is of another fleet: its certificate is from another authority"
+    return known.get(error.verify_code, other)

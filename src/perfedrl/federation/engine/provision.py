@@ -1,0 +1,164 @@
+"""Certificates and start-up kits, by NVFlare's own provisioner: mutual TLS, and every file signed."""
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.entity import Project
+from nvflare.lighter.impl.cert import CertBuilder
+from nvflare.lighter.impl.static_file import StaticFileBuilder
+from nvflare.lighter.impl.workspace import WorkspaceBuilder
+from nvflare.lighter.provisioner import Provisioner
+from nvflare.lighter.utils import sign_folders
+
+from perfedrl.errors import UserError
+from perfedrl.federation.engine.fleets import ABOUT, OPERATOR, About
+from perfedrl.federation.frames import LIMIT
+
+ORGANIZATION, SIGNATURES = "perfedrl", "signature.json"
+AUTHORITY_DAYS = 3650
+BRIDGE, WORKFLOW = "perfedrl.federation.engine.bridge.AgentBridge", "perfedrl.federation.engine.workflow.Rounds"
+RIGHTS = {
+    **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
+    **dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none"),
+}
+"""What the operator may do on a machine of the fleet: neither look around nor bring code."""
+UNUSED = ("readme.txt", "startup/start.sh", "startup/sub_start.sh", "startup/stop_fl.sh", "local/privacy.json.sample")
+"""NVFlare's own way to start a kit, beside which `perfedrl federation join` would only confuse."""
+MOST_AGENTS = 10_000
+HEARTBEAT_TIMEOUT = 600
+"""Seconds after which the server forgets a client that says nothing."""
+
+
+def init(folder: str | Path, agents: int, host: str = "localhost", port: int = 8002) -> About:
+    """Make a fleet's folder: an authority, the server's kit, the operator's, and one for each agent.
+
+    Nothing is written unless all is; a folder that exists must be empty.
+    """
+    folder = Path(folder).resolve()
+    check(folder, agents, host, port)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        about = _make(draft, folder, agents, host, port)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return about
+
+
+def check(folder: Path, agents: int, host: str, port: int) -> None:
+    """Refuse what no fleet can be made of."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already, and not empty: a fleet needs a new folder")
+    if not 1 <= agents <= MOST_AGENTS:
+        raise UserError(f"a fleet has 1 to {MOST_AGENTS} agents, not {agents}")
+    if not 1 <= port <= 65535:
+        raise UserError(f"the port must be from 1 to 65535; it is {port}")
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", host):
+        raise UserError(f"{host!r} is no host name: the server's, as the agents' machines know it")
+
+
+def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> About:
+    names = tuple(f"agent-{i}" for i in range(agents))
+    fleet = f"fleet-{secrets.token_hex(4)}"
+    made, key = _provision(draft / "authority", fleet, names, host, port)
+    shutil.move(made / host, draft / "server")
+    shutil.move(made / OPERATOR, draft / "operator")
+    for name in names:
+        shutil.move(made / name, draft / "kits" / name)
+    shutil.rmtree(made)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    common: dict[str, Any] = {"fleet": fleet, "host": host, "port": port, "created": created}
+    for number, name in enumerate(names):
+        kit = draft / "kits" / name
+        until = valid_until(kit / "startup" / "client.crt")
+        About(**common, valid_until=until, agent=name, number=number).save(kit / "startup" / ABOUT)
+        _client_resources(kit)
+        _sign(kit, key)
+    _server_resources(draft / "server", folder / "server", agents)
+    _sign(draft / "server", key)
+    about = About(**common, valid_until=valid_until(draft / "server" / "startup" / "server.crt"), agents=names)
+    about.save(draft / ABOUT)
+    for path in (draft, draft / "authority", draft / "operator", draft / "server", draft / "kits"):
+        path.chmod(0o700)
+    return about
+
+
+def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, port: int) -> tuple[Path, Any]:
+    """Let NVFlare make all kits; the folder they are in, and the authority's key."""
+    project = Project(fleet, "a perfedrl fleet")
+    project.set_server(host, ORGANIZATION, {"fed_learn_port": port, "admin_port": port})
+    for name in names:
+        project.add_client(name, ORGANIZATION, {})
+    project.add_admin(OPERATOR, ORGANIZATION, {"role": "project_admin"})
+    builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
+    made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(project, logger=_Quiet())
+    if made.get(CtxKey.BUILD_ERROR):
+        raise UserError("NVFlare could not make the kits; its log says why")
+    return Path(made[CtxKey.CURRENT_PROD_DIR]), made[CtxKey.ROOT_PRI_KEY]
+
+
+def _client_resources(kit: Path) -> None:
+    """An agent's machine runs our bridge and nothing else, and sends no logs."""
+    resources = _defaults(kit)
+    resources |= {"class_allow_list": [BRIDGE], "allow_log_streaming": False}
+    resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+    _write_local(kit, resources, _comm())
+
+
+def _server_resources(kit: Path, final: Path, agents: int) -> None:
+    """The server runs our workflow and nothing else, and stores jobs in its own folder."""
+    text = json.dumps(_defaults(kit)).replace("/tmp/nvflare", str(final / "storage"))
+    resources = json.loads(text)
+    resources["class_allow_list"] = [WORKFLOW]
+    resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
+    resources["servers"][0] |= {"max_num_clients": max(100, agents), "heart_beat_timeout": HEARTBEAT_TIMEOUT}
+    _write_local(kit, resources, _comm())
+
+
+def _comm() -> dict[str, int]:
+    """Nobody may send more than a frame and its envelope at a time."""
+    return {"streaming_max_blob_size": LIMIT + 2**20}
+
+
+def _defaults(kit: Path) -> dict[str, Any]:
+    return json.loads((kit / "local" / "resources.json.default").read_text(encoding="utf-8"))
+
+
+def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> None:
+    """The settings of a machine."""
+    rights = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
+    contents = {"resources.json": resources, "comm_config.json": comm, "authorization.json": rights}
+    for name, content in contents.items():
+        (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name in UNUSED:
+        (kit / name).unlink()
+
+
+def _sign(kit: Path, key: Any) -> None:
+    for part in ("startup", "local"):
+        sign_folders(str(kit / part), key, signature_file=SIGNATURES)
+
+
+def valid_until(certificate: Path) -> str:
+    """The day and time on which a certificate ends."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.isoformat()
+
+
+class _Quiet:
+    """NVFlare's provisioner tells its steps; what goes wrong is kept for the log."""
+
+    def __getattr__(self, level: str) -> Any:
+        return getattr(logging.getLogger(__name__), "debug" if level == "info" else level)

@@ -1,0 +1,185 @@
+"""Trains a run over the engine, whatever happens to the engine: submits jobs until the run is finished."""
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import Config
+from perfedrl.experiments.store import has_run
+from perfedrl.federation.control import PLAN, Control, Plan, Terms
+from perfedrl.federation.engine.fleets import FleetFolder
+from perfedrl.federation.engine.jobs import write_job
+from perfedrl.federation.engine.session import Declined, Operator, Unreachable
+from perfedrl.federation.plans import networked
+
+POLL, LOOK = 0.2, 2.0
+"""Seconds between two looks at a run's progress, and at its job and its agents."""
+SETTLE = 10.0
+"""Seconds that a job may take to reach all its agents."""
+MOST_IN_VAIN = 5
+"""Jobs that may end without a round before a person is asked."""
+
+
+@dataclass
+class View:
+    """What there is to see: the run's own progress, who is connected, and what the supervisor does."""
+
+    doing: str
+    progress: dict[str, Any] = field(default_factory=dict)
+    connected: set[str] = field(default_factory=set)
+    expected: tuple[str, ...] = ()
+    news: list[dict[str, Any]] = field(default_factory=list)
+    """What happened since the last look."""
+
+
+Watch = Callable[[View], None]
+
+
+def prepare(
+    fleet: FleetFolder, config: Config, terms: Terms, seed: int | None = None, restart: bool = False
+) -> Control:
+    """The folder of a run, new or half done; what is wrong is said before anything is sent."""
+    config = networked(config, seed)
+    needed, there = config.parts.fleet.agents, len(fleet.about.agents)
+    if needed > there:
+        raise UserError(f"the config needs {needed} agents, and the fleet in {fleet.folder} has {there}")
+    least = max(terms.min_agents, getattr(config.parts.algorithm, "least_agents", 1))
+    if least > needed:
+        raise UserError(f"{least} agents are needed in every round, and the config has {needed}")
+    control = Control(fleet.control(config.folder))
+    if restart:
+        shutil.rmtree(control.folder, ignore_errors=True)
+    half_done = (control.folder / PLAN).exists()
+    run = control.plan().run if half_done else f"{config.folder}-{secrets.token_hex(4)}"
+    names = fleet.about.agents[:needed]
+    terms = Terms(**{**vars(terms), "min_agents": least})
+    control.write_plan(Plan(run, config.to_toml(), names, terms, str(fleet.runs)))
+    return control
+
+
+def finished(fleet: FleetFolder, config: Config, seed: int | None = None) -> Path | None:
+    """The folder of a run that is finished already."""
+    config = networked(config, seed)
+    return fleet.runs / config.folder if has_run(fleet.runs, config) else None
+
+
+class Supervisor:
+    """Keeps a run going until it is finished.
+
+    All its agents are waited for, but once `wait` seconds have passed `min_agents` are enough; those who come later are
+    taken in by a new job. Jobs that were replaced are fenced: neither the run's folder nor an agent listens to them.
+    """
+
+    def __init__(self, fleet: FleetFolder, control: Control, wait: float, watch: Watch = lambda _: None):
+        self.fleet, self.control, self.wait, self.watch = fleet, control, wait, watch
+        self.plan = control.plan()
+        self.jobs = 0
+        self._in_vain, self._round, self._counted = 0, -1, 0
+        self._told, self._ended = len(control.events()), set[str]()
+
+    def run(self) -> None:
+        """To the end of the run; an error that no new job can mend is raised."""
+        while True:
+            operator = self._connect()
+            try:
+                agents = self._gather(operator)
+                job = self._submit(operator, agents)
+                if self._follow(operator, job, agents):
+                    return
+            except Unreachable as error:
+                self.control.say("server lost", reason=str(error))
+            finally:
+                operator.close()
+            self._check_progress()
+
+    def _show(self, doing: str, connected: set[str] | None = None) -> None:
+        events = self.control.events()
+        news, self._told = events[self._told :], len(events)
+        self.watch(View(doing, self.control.progress(), connected or set(), self.plan.agents, news))
+
+    def _connect(self) -> Operator:
+        while True:
+            self._show("waiting for the server")
+            try:
+                return Operator(self.fleet, timeout=5.0)
+            except Unreachable:
+                time.sleep(1.0)
+
+    def _gather(self, operator: Operator) -> list[str]:
+        """Wait for the agents."""
+        end = time.monotonic() + self.wait
+        while True:
+            connected = operator.connected() & set(self.plan.agents)
+            self._show("waiting for agents", connected)
+            late = time.monotonic() > end
+            if len(connected) == len(self.plan.agents) or (late and len(connected) >= self.plan.terms.min_agents):
+                return sorted(connected)
+            time.sleep(0.5)
+
+    def _submit(self, operator: Operator, agents: list[str]) -> str:
+        for old in set(operator.unfinished()) - self._ended:
+            self._ended.add(old)  # a server that was killed goes on calling its jobs unfinished
+            with suppress(Declined):
+                operator.abort(old)
+        generation = self.control.next_generation()
+        folder = write_job(
+            self.control.folder / "job", self.control.folder, generation, agents, self.plan.terms.deadline
+        )
+        job = operator.submit(folder)
+        self.jobs += 1
+        self.control.say("submitted", generation=generation, job=job, agents=agents)
+        return job
+
+    def _follow(self, operator: Operator, job: str, agents: list[str]) -> bool:
+        """Whether the run is finished when the job is."""
+        try:
+            return self._watch_job(operator, job, set(agents))
+        except KeyboardInterrupt:
+            self.control.next_generation()
+            operator.abort(job)
+            raise
+
+    def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
+        generation, began = self.control.generation(), time.monotonic()
+        looked, idle, connected = began, set[str](), set(agents)
+        while True:
+            time.sleep(POLL)
+            progress = self.control.progress()
+            if progress.get("generation") == generation:
+                if progress["phase"] == "finished":
+                    self._show("finished")
+                    return True
+                if progress["phase"] == "failed" and progress.get("mendable"):
+                    raise UserError(progress["error"])
+            self._show("training", connected)
+            if time.monotonic() - looked < LOOK:
+                continue
+            looked = time.monotonic()
+            if operator.status(job).startswith("FINISHED"):
+                self.control.say("job lost", job=job)
+                return self.control.progress().get("phase") == "finished"
+            connected = operator.connected() & set(self.plan.agents)
+            still = connected - operator.working(job)
+            if looked - began > SETTLE and idle & still:
+                self.control.say("membership", agents=sorted(idle & still))
+                operator.abort(job)
+                return False
+            idle = still
+
+    def _check_progress(self) -> None:
+        """Refuse to submit for ever what never gets anywhere."""
+        progress = self.control.progress()
+        now = progress.get("round", -1)
+        if self.jobs == self._counted:
+            return
+        self._in_vain = 0 if now != self._round else self._in_vain + 1
+        self._round, self._counted = now, self.jobs
+        if self._in_vain >= MOST_IN_VAIN:
+            why = progress.get("error", "the logs in the folder `server` say why")
+            raise UserError(f"{self._in_vain} jobs ended without a round: {why}")

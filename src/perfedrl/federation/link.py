@@ -1,0 +1,46 @@
+"""One question to an agent's daemon over its Unix socket, and the answer. Loads nothing that computes."""
+
+import socket
+import time
+from pathlib import Path
+
+from perfedrl.errors import UserError
+from perfedrl.federation.frames import LIMIT, Frame, TornFrame, decode, encode, receive_raw, send_raw
+
+TIMEOUT = 600.0
+"""Seconds that a question may take, with its answer."""
+
+
+class AgentError(UserError):
+    """What the agent itself said is wrong."""
+
+
+class AgentUnreachable(UserError):  # noqa: N818
+    """There is no agent, it died over the question, or it took too long."""
+
+
+def call(socket_path: str | Path, frame: Frame, timeout: float = TIMEOUT, limit: int = LIMIT) -> Frame:
+    """Ask an agent; what it answers with an error is raised."""
+    reply = decode(call_raw(socket_path, encode(frame), timeout, limit), limit)
+    if reply.kind == "error":
+        raise AgentError(reply.fields.get("message", "the agent gave no reason"))
+    return reply
+
+
+def call_raw(socket_path: str | Path, data: bytes, timeout: float = TIMEOUT, limit: int = LIMIT) -> bytes:
+    """Relay an encoded question, and return the encoded answer unread; errors in it are the caller's to find."""
+    deadline = time.monotonic() + timeout
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout)
+        try:
+            sock.connect(str(socket_path))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise AgentUnreachable(f"no agent listens at {socket_path}: {why[:1].lower()}{why[1:]}") from error
+        try:
+            send_raw(sock, data)
+            return receive_raw(sock, limit, deadline)
+        except TimeoutError as error:
+            raise AgentUnreachable(f"the agent at {socket_path} did not answer within {timeout:g} s") from error
+        except (OSError, TornFrame) as error:
+            raise AgentUnreachable(f"the agent at {socket_path} ended before it answered") from error

@@ -1,0 +1,46 @@
+"""From what agents say of themselves to the history of a run."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfedrl.federation.frames import BadFrame, decode
+from perfedrl.history import History
+from perfedrl.simulation import RETURNS, Simulation
+
+MOST_OUTCOMES = 64
+
+
+def outcomes_in(data: bytes | None, kind: str = "outcomes") -> dict[str, float] | None:
+    """The numbers in an agent's answer, such as "after.return"; None where it gives none, or not as it should."""
+    if data is None:
+        return None
+    try:
+        frame = decode(data)
+    except BadFrame:
+        return None
+    scalars = {name: x for name, x in frame.tensors.items() if x.shape == () and x.dtype == np.float64}
+    known = all(name.partition(".")[0] in ("before", "after") for name in scalars)
+    fine = 0 < len(scalars) <= MOST_OUTCOMES and all(np.isfinite(x) for x in scalars.values())
+    if frame.kind != kind or len(scalars) < len(frame.tensors) or not known or not fine:
+        return None
+    return {name: float(x) for name, x in scalars.items()}
+
+
+def history_of(
+    said: Mapping[str, Mapping[str, float]], names: Sequence[str], round_: int, simulation: Simulation
+) -> History:
+    """The history of a single evaluation: of agents that said nothing, not a number."""
+    always = {"before.return", "after.return"}
+    kinds = sorted(always.union(*(set(outcomes) for outcomes in said.values())))
+    arrays = {kind: np.array([[[said.get(name, {}).get(kind, np.nan) for name in names]]]) for kind in kinds}
+    nobody = np.zeros((1, 1, 0))
+    returns = {when: arrays.pop(f"{when}.return", nobody) for when in RETURNS}
+    return History(
+        seeds=np.asarray(simulation.seeds),
+        rounds=np.asarray([round_]),
+        trajectories=np.asarray([round_ * simulation.algorithms[0].trajectories_per_round]),
+        bytes=np.asarray([round_ * simulation.bytes_per_round]),
+        **returns,
+        outcomes=arrays,
+    )

@@ -1,0 +1,34 @@
+"""From an experiment's config to what is trained over a network: one seed, and nothing that only a simulator has."""
+
+import tomllib
+from typing import Any
+
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import Config, make_config
+
+SIMULATED = ("few_shot", "repeats", "rollouts")
+"""Settings of an evaluation that are for held-out agents, of which a network has none."""
+
+
+def networked(config: Config, seed: int | None = None) -> Config:
+    """The config of one training run over a network: its first seed, or the one that is asked for."""
+    if seed is not None and seed not in config.seeds:
+        raise UserError(f"the config has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
+    if not getattr(config.parts.algorithm, "federated", True):
+        raise UserError(f"{config.algorithm['name']} sends nothing: its agents need no network")
+    if getattr(config, "attack", None):
+        raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
+    table: dict[str, Any] = tomllib.loads(config.to_toml())
+    table["seeds"] = [config.seeds[0] if seed is None else seed]
+    table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key not in SIMULATED}
+    if isinstance(table["start"], str):
+        table["start"] = table["seeds"][0]
+    return make_config(table)
+
+
+def config_of(text: str) -> Config:
+    """The config that a plan carries."""
+    try:
+        return make_config(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the plan is not valid TOML: {error}") from error
