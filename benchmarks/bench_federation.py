@@ -20,8 +20,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import psutil
+from rich.console import Console
 from rich.table import Table
-from timing import console
 
 from perfedrl.experiments.config import make_config
 from perfedrl.federation.control import Terms
@@ -159,6 +159,7 @@ def bare(size: int, rounds: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="keep the fleet's folder and its logs here")
+    console = Console(width=140)
     folder = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="perfedrl-bench-"))
     table = Table("parameters", "s/round", "target", "bare sockets", "ratio", "frames", "on the wire", "2 d floats")
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,7 +175,7 @@ def main() -> None:
             memory = ", ".join(f"{kind} {size:.0f}" for kind, size in found["memory"].items())
             console.print(f"{name} parameters, MB of one agent and of the server: {memory}")
     table.caption = "seconds are medians; bytes per agent and round in both directions, as frames and with TLS and all"
-    console.print(table, width=120)
+    console.print(table)
 
 
 if __name__ == "__main__":

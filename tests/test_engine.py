@@ -26,9 +26,10 @@ from nvflare.apis.signal import Signal
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.federation.control import Terms
-from perfedrl.federation.engine import jobs, processes, provision, supervisor, tuning
+from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, tuning
 from perfedrl.federation.engine.bridge import FRAME, REASON, SOCKET, AgentBridge
 from perfedrl.federation.engine.fleets import FleetFolder, Kit
+from perfedrl.federation.engine.session import Unreachable
 from perfedrl.federation.engine.workflow import Rounds
 from perfedrl.federation.plans import networked
 
@@ -277,6 +278,8 @@ def test_a_config_that_needs_more_agents_than_there_are(run, fleet, tmp_path):
 def test_terms_that_make_no_sense(term):
     with pytest.raises(UserError, match=term):
         Terms(**{"min_agents": 2, term: 0})
+    with pytest.raises(UserError, match="factor"):
+        Terms(2, factor=0.5)
     with pytest.raises(UserError, match="personalize"):
         Terms(2, personalize=-1)
 
@@ -295,9 +298,64 @@ def test_what_is_trained_over_a_network(tmp_path):
 def test_a_run_is_taken_up_again_or_begun_anew(fleet):
     first = supervisor.prepare(fleet, live.config("again"), Terms(2))
     run = first.plan().run
+    first.checkpoint.write_bytes(b"half done")
     assert supervisor.prepare(fleet, live.config("again"), Terms(3)).plan().run == run
     assert supervisor.prepare(fleet, live.config("again"), Terms(3), restart=True).plan().run != run
     assert supervisor.finished(fleet, live.config("again")) is None
+
+
+class Stub:
+    """A server on which everybody is connected, and that dies when it matters."""
+
+    def __init__(self, *args, **kwargs):
+        self.closed = False
+
+    def connected(self):
+        return {"agent-0", "agent-1", "agent-2"}
+
+    def unfinished(self):
+        return []
+
+    def submit(self, folder):
+        return "job"
+
+    def abort(self, job):
+        raise Unreachable("it is gone")
+
+    def close(self):
+        self.closed = True
+
+
+def test_ctrl_c_is_obeyed_whatever_the_server_says(fleet, monkeypatch):
+    monkeypatch.setattr(supervisor, "Operator", Stub)
+
+    def look(view):
+        if view.doing == "training":
+            raise KeyboardInterrupt
+
+    control = supervisor.prepare(fleet, live.config("interrupted"), Terms(3))
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.Supervisor(fleet, control, 1.0, look).run()
+    assert control.generation() == 2, "the job that was left behind is not shut out"
+
+
+def test_one_training_at_a_time(fleet):
+    control = supervisor.prepare(fleet, live.config("twice"), Terms(3))
+    with (
+        service.running(fleet.folder / "control"),
+        pytest.raises(UserError, match="a training of this fleet is running already"),
+    ):
+        supervisor.Supervisor(fleet, control, 1.0).run()
+
+
+def test_an_agent_that_never_stays_is_taken_in_more_and_more_rarely(fleet, monkeypatch):
+    control = supervisor.prepare(fleet, live.config("restless"), Terms(3))
+    watching, now, times = supervisor.Supervisor(fleet, control, 1.0), [0.0], []
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    for second in range(0, 1000, 10):
+        now[0] = float(second)
+        times += [second] if watching._taking_in({"agent-1"}) else []
+    assert times == [0, 70, 200, 450, 940]
 
 
 def test_revoking_nobody_and_joining_without_a_config(run, fleet):

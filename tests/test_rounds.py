@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from perfedrl.federation.agent_config import make_agent_config
 from perfedrl.federation.asking import Answers
 from perfedrl.federation.control import Control, Plan, Stale, Terms
 from perfedrl.federation.frames import Frame, decode, encode
+from perfedrl.federation.measured import epsilon_in
 from perfedrl.federation.requests import Agent
 from perfedrl.federation.rounds import Coordinator
 
@@ -114,7 +116,7 @@ def test_a_run_goes_on_where_it_stood(agents, simulated, tmp_path, at):
 def failing(*names):
     def trouble(answers):
         for name in names:
-            del answers.frames[name]
+            answers.frames.pop(name, None)
             answers.failures[name] = "no agent listens"
 
     return trouble
@@ -154,11 +156,11 @@ def test_who_was_silent_is_not_waited_for_until_it_answers(agents, tmp_path):
         waited.append(enough(answers))
         return answers
 
-    coordinator._ask(ask, "update", 1.0)
-    coordinator._ask(ask, "update", 1.0)
+    coordinator._ask(ask, "update", set(), 2)
+    coordinator._ask(ask, "update", set(), 2)
     coordinator._notice("update", Answers(asked=NAMES, late=("agent-2",)))
     coordinator.lost -= {"agent-0", "agent-1"}
-    coordinator._ask(ask, "update", 1.0)
+    coordinator._ask(ask, "update", set(), 2)
     assert waited == [False, True, False]
 
 
@@ -171,9 +173,11 @@ def test_too_few_answers_are_asked_again_and_then_an_error(agents, tmp_path, mon
         if len(tries) < 3:
             failing("agent-2")(answers)
 
-    control = planned(tmp_path)
-    drive(control, Engine(agents, {("update", 1): twice}))
+    control, engine = planned(tmp_path), Engine(agents, {("update", 1): twice})
+    drive(control, engine)
     assert len(tries) == 3
+    asked = [names for kind, round_, names in engine.asked if (kind, round_) == ("update", 1)]
+    assert asked == [NAMES, ("agent-2",), ("agent-2",)], "who has answered is not asked again"
     assert rounds_of(control) == [0, 1, 2, 3]
     other = planned(tmp_path / "hopeless", patience=0.05)
     with pytest.raises(
@@ -182,24 +186,93 @@ def test_too_few_answers_are_asked_again_and_then_an_error(agents, tmp_path, mon
         drive(other, Engine(agents, {("update", 1): failing("agent-2")}))
 
 
-def test_a_refused_upload_counts_for_nothing_and_a_quarantine_is_the_end_where_all_are_needed(agents, tmp_path):
-    def spoil(answers):
-        frame = decode(answers.frames["agent-2"])
-        bad = {name: np.full_like(x, np.nan) for name, x in frame.tensors.items()}
-        answers.frames["agent-2"] = encode(Frame("upload", frame.fields, bad))
+def spoil(answers):
+    frame = decode(answers.frames["agent-2"])
+    bad = {name: np.full_like(x, np.nan) for name, x in frame.tensors.items()}
+    answers.frames["agent-2"] = encode(Frame("upload", frame.fields, bad))
 
-    trouble = {("update", k): spoil for k in range(3)}
+
+def test_a_refused_upload_counts_for_nothing_and_three_are_a_quarantine(agents, tmp_path):
     control = planned(tmp_path, min_agents=2)
-    engine = Engine(agents, trouble)
+    engine = Engine(agents, {("update", k): spoil for k in range(3)})
     drive(control, engine)
     refused = [(e["agent"], e["round"], e["reason"]) for e in control.events() if e["event"] == "refused"]
     assert [x[:2] for x in refused] == [("agent-2", 0), ("agent-2", 1), ("agent-2", 2)]
     assert "not finite" in refused[0][2]
     assert [e["round"] for e in control.events() if e["event"] == "quarantined"] == [2]
     assert ("update", 3, ("agent-0", "agent-1")) in engine.asked
-    strict = planned(tmp_path / "strict", patience=60.0)
-    with pytest.raises(UserError, match="2 of the 3 agents that are needed"):
-        drive(strict, Engine(agents, {("update", 0): spoil}))
+
+
+def test_where_all_are_needed_a_refused_upload_ends_the_run_and_fewer_go_on(agents, tmp_path):
+    control, engine = planned(tmp_path, patience=60.0), Engine(agents, {("update", 1): spoil})
+    with pytest.raises(UserError, match=r"2 of the 3 agents that are needed .*not finite; with --min-agents 2 the run"):
+        drive(control, engine)
+    assert sum(kind == "update" and round_ == 1 for kind, round_, _ in engine.asked) == 1, (
+        "one bad upload is one strike"
+    )
+    plan = control.plan()
+    control.write_plan(replace(plan, terms=replace(plan.terms, min_agents=2)))
+    drive(control, Engine(agents, {("update", 1): spoil}))
+    assert rounds_of(control) == [0, 1, 2, 3]
+
+
+def test_a_quarantine_ends_when_a_person_says_so(agents, tmp_path):
+    control = planned(tmp_path, min_agents=2)
+    trouble = {("update", k): spoil for k in range(3)}
+    with pytest.raises(Crash):
+        drive(control, Engine(agents, trouble | {("update", 3): crash}))
+    shut_out, let_in = Engine(agents, {("update", 3): crash}), Engine(agents)
+    with pytest.raises(Crash):
+        drive(control, shut_out)
+    assert ("update", 3, ("agent-0", "agent-1")) in shut_out.asked
+    control.write_plan(replace(control.plan(), released=("agent-2",), since=control.generation() + 1))
+    drive(control, let_in)
+    assert ("update", 3, NAMES) in let_in.asked
+
+
+def test_an_agent_that_refuses_the_plan_is_named_at_once(agents, tmp_path):
+    def refuse(answers):
+        answers.frames["agent-1"] = encode(Frame("error", {"message": "not \x1b[31mtrusted"}))
+
+    with pytest.raises(UserError, match=r"2 of the 3 .*'prepare'; agent-1: not \[31mtrusted; with"):
+        drive(planned(tmp_path, patience=60.0), Engine(agents, {("prepare", 0): refuse}))
+
+
+@pytest.mark.parametrize("said", ["lots", "nan", "-1", "inf"])
+def test_what_an_agent_says_beside_its_upload_cannot_hurt(agents, tmp_path, said):
+    def lie(answers):
+        frame = decode(answers.frames["agent-0"])
+        answers.frames["agent-0"] = encode(Frame("upload", {**frame.fields, "epsilon": said}, frame.tensors))
+        assert epsilon_in(answers.frames["agent-0"]) is None
+
+    def chat(answers):
+        frame = decode(answers.frames["agent-1"])
+        more = {**frame.tensors, "after.lies": np.float64(1.0), "after": np.float64(2.0)}
+        answers.frames["agent-1"] = encode(Frame("outcomes", frame.fields, more))
+
+    control = planned(tmp_path)
+    drive(control, Engine(agents, {("update", 1): lie, ("evaluate", 0): chat}))
+    assert rounds_of(control) == [0, 1, 2, 3]
+    assert not load_run(tmp_path / "runs" / WANTED.folder).history.outcomes
+
+
+def test_a_run_that_died_before_it_could_say_that_it_is_finished(agents, tmp_path):
+    control = planned(tmp_path)
+    drive(control, Engine(agents))
+    control.show({})
+    engine = Engine(agents)
+    drive(control, engine)
+    assert not engine.asked
+    assert control.progress()["phase"] == "finished"
+
+
+def test_beginning_again_does_not_let_old_jobs_in(agents, tmp_path):
+    control = planned(tmp_path)
+    old = control.next_generation()
+    control.clear()
+    with pytest.raises(Stale), control.writing(old):
+        pass
+    assert sorted(path.name for path in control.folder.iterdir()) == ["fence.json", "lock"]
 
 
 def test_a_full_disk_is_said_and_the_last_checkpoint_is_intact(agents, simulated, tmp_path, monkeypatch):

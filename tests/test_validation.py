@@ -226,7 +226,8 @@ def test_far_from_the_median_is_refused():
 
 def test_with_fewer_than_three_numbers_nothing_can_be_said():
     gate = Gate(None)
-    assert not judged(gate, a=0.1, b=1e5).refused
+    assert not judged(gate, a=0.1, b=1e4).refused
+    assert "thinkable" in judged(Gate(None), a=0.1, b=1e5).refused["b"]
     assert judged(gate, a=0.1, b=1e5, c=0.2, d=0.1).refused.keys() == {"b"}
     assert judged(Gate(None), a=0.1, b=0.1, c=1e5).refused.keys() == {"c"}
 

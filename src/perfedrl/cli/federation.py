@@ -109,6 +109,9 @@ def train(
     personalize: Annotated[
         int, typer.Option(help="Trajectories each agent personalizes with at the end; 0: none.")
     ] = 200,
+    release: Annotated[
+        list[str] | None, typer.Option(help="An agent to let out of quarantine; may be given twice.")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin again what is half done or finished.")] = False,
 ) -> None:
     """Train a config over the network, on the server's machine, through crashes of any part of it.
@@ -121,10 +124,13 @@ def train(
     from perfedrl.federation.control import Terms
 
     agreed: dict[str, Any] = {"patience": patience, "factor": factor, "strikes": strikes, "personalize": personalize}
-    trained(folder, config, seed, lambda agents: Terms(min_agents or agents, deadline, **agreed), wait, restart)
+    terms = lambda agents: Terms(agents if min_agents is None else min_agents, deadline, **agreed)  # noqa: E731
+    trained(folder, config, seed, terms, wait, restart, release or [])
 
 
-def trained(folder: Path, file: Path, seed: int | None, terms: Any, wait: float, restart: bool) -> None:
+def trained(
+    folder: Path, file: Path, seed: int | None, terms: Any, wait: float, restart: bool, release: list[str]
+) -> None:
     """Train, unless it is done already, and show the run; `terms` is a function of the number of agents."""
     from perfedrl.experiments.config import load_config
     from perfedrl.experiments.store import load_run
@@ -135,8 +141,8 @@ def trained(folder: Path, file: Path, seed: int | None, terms: Any, wait: float,
     fleet, config = FleetFolder(folder), load_config(file)
     done = None if restart else finished(fleet, config, seed)
     if done is None:
-        control = prepare(fleet, config, terms(config.parts.fleet.agents), seed, restart)
-        with watching() as watch:
+        control = prepare(fleet, config, terms(config.parts.fleet.agents), seed, restart, release)
+        with watching(restart) as watch:
             Supervisor(fleet, control, wait, watch).run()
         done = finished(fleet, config, seed)
     assert done is not None
@@ -146,7 +152,7 @@ def trained(folder: Path, file: Path, seed: int | None, terms: Any, wait: float,
 
 
 @contextmanager
-def watching() -> Iterator[Callable[[Any], None]]:
+def watching(restart: bool = False) -> Iterator[Callable[[Any], None]]:
     """A live line about a run, and a lasting one for whatever is out of the ordinary."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
     try:
@@ -163,7 +169,8 @@ def watching() -> Iterator[Callable[[Any], None]]:
 
             yield watch
     except KeyboardInterrupt:
-        say("stopped; run the same command to go on from the last round", "yellow")
+        same = "the same command without --restart" if restart else "the same command"
+        say(f"stopped; run {same} to go on from the last round", "yellow")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -219,12 +226,14 @@ def status(folder: FleetArgument) -> None:
     lines.append(f"server: {'not running' if pid is None else f'running (process {pid})'}")
     try:
         operator = Operator(fleet, timeout=3.0)
-        connected = operator.connected()
-        operator.close()
+        try:
+            connected = operator.connected()
+        finally:
+            operator.close()
         lines += [f"{name}: {'connected' if name in connected else 'away'}" for name in fleet.about.agents]
     except Unreachable:
         lines.append("agents: unknown, the server does not answer")
-    for path in sorted((fleet.folder / "control").glob("*")):
+    for path in sorted((fleet.folder / "control").glob("*/")):
         progress = Control(path).progress()
         about = standing(View("training", progress))
         done = f"round {progress.get('round', 0)} of {progress.get('rounds', '?')}"

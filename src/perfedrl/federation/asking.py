@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from perfedrl.federation.frames import BadFrame, decode
+from perfedrl.federation.validation import printable
 
 
 @dataclass
@@ -47,5 +48,5 @@ def of_kind(answers: Answers, kind: str) -> tuple[dict[str, Any], dict[str, str]
         if frame.kind == kind:
             accepted[name] = frame
         else:
-            refused[name] = frame.fields.get("message", f"the answer is {frame.kind!r}, not {kind!r}")
+            refused[name] = printable(frame.fields.get("message", f"the answer is {frame.kind!r}, not {kind!r}"))
     return accepted, refused

@@ -132,7 +132,8 @@ def check_place(path: Path) -> None:
         raise UserError(f"the socket's path may have {LONGEST_PATH} bytes; {path} is longer")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        open_to_others = path.parent.stat().st_mode & 0o022
+        place = path.parent.stat()
+        open_to_others = place.st_mode & 0o022 or place.st_uid != os.getuid()
     except OSError as error:
         raise UserError(f"the agent cannot listen at {path}: {said(error)}") from error
     if open_to_others:

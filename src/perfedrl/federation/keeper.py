@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the process is started again, after so many deaths that came soon."""
 SOON = 60.0
@@ -18,13 +20,14 @@ GRACE = 10.0
 
 
 class Keeper:
-    """Keeps one process alive, with all that it starts: they are one group, which also ends together."""
+    """Keeps one process alive; when it is stopped, all that it started ends with it."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path):
         self.command, self.log, self.env, self.folder = list(command), log, dict(env), folder
         self.deaths = 0
         self._process: subprocess.Popen | None = None
-        self._stopping = threading.Event()
+        self._stopping, self._launching = threading.Event(), threading.Lock()
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> "Keeper":
@@ -44,25 +47,31 @@ class Keeper:
 
     def stop(self) -> None:
         """End the process and all that it started, in good order if it can."""
-        self._stopping.set()
+        with self._launching:
+            self._stopping.set()
         if self._process is not None:
+            started = _descendants(self._process.pid)
             _signal_group(self._process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
             _signal_group(self._process.pid, signal.SIGKILL)
+            for process in started:  # the engine's have groups of their own
+                with suppress(psutil.Error):
+                    process.kill()
         if self._thread.is_alive():
             self._thread.join(GRACE)
 
     def last_words(self, lines: int = 5) -> str:
-        """The end of the process's log."""
-        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
+        """The end of the log since this keeper began."""
+        with open(self.log, "rb") as file:
+            file.seek(self._log_start)
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
     def _launch(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "perfedrl.federation.tether", *self.command],
+                [sys.executable, "-m", "perfedrl.federation.tether", str(os.getpid()), *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -84,7 +93,17 @@ class Keeper:
             soon = soon + 1 if time.monotonic() - self._launched < SOON else 1
             if self._stopping.wait(BACKOFF[min(soon, len(BACKOFF)) - 1]):
                 return
-            self._launch()
+            with self._launching:
+                if self._stopping.is_set():
+                    return
+                self._launch()
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
 
 
 def _signal_group(pid: int, number: int) -> None:

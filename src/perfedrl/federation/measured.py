@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import jax
 import numpy as np
 
 from perfedrl.federation.frames import BadFrame, decode
@@ -20,20 +21,36 @@ def outcomes_in(data: bytes | None, kind: str = "outcomes") -> dict[str, float] 
     except BadFrame:
         return None
     scalars = {name: x for name, x in frame.tensors.items() if x.shape == () and x.dtype == np.float64}
-    known = all(name.partition(".")[0] in ("before", "after") for name in scalars)
     fine = 0 < len(scalars) <= MOST_OUTCOMES and all(np.isfinite(x) for x in scalars.values())
-    if frame.kind != kind or len(scalars) < len(frame.tensors) or not known or not fine:
+    if frame.kind != kind or len(scalars) < len(frame.tensors) or not fine:
         return None
     return {name: float(x) for name, x in scalars.items()}
+
+
+def epsilon_in(data: bytes) -> float | None:
+    """The privacy loss that an agent reports of itself, if it is one."""
+    try:
+        said = float(decode(data).fields.get("epsilon", "nan"))
+    except (BadFrame, ValueError):
+        return None
+    return said if 0 <= said < float("inf") else None
+
+
+def kinds_of(simulation: Simulation) -> list[str]:
+    """What agents of this world say of an evaluation: "before.return", "after.success" and so on."""
+    evaluation, key = simulation.evaluation, jax.random.key(0)
+    assert evaluation is not None
+    names = jax.eval_shape(evaluation.outcomes, simulation.fleet.task(0), simulation.policy.init(key), key)
+    return [f"{when}.{name}" for when in ("before", "after") for name in sorted(names)]
 
 
 def history_of(
     said: Mapping[str, Mapping[str, float]], names: Sequence[str], round_: int, simulation: Simulation
 ) -> History:
-    """The history of a single evaluation: of agents that said nothing, not a number."""
-    always = {"before.return", "after.return"}
-    kinds = sorted(always.union(*(set(outcomes) for outcomes in said.values())))
-    arrays = {kind: np.array([[[said.get(name, {}).get(kind, np.nan) for name in names]]]) for kind in kinds}
+    """The history of a single evaluation: of what an agent did not say, not a number; what else it said is dropped."""
+    arrays = {
+        kind: np.array([[[said.get(name, {}).get(kind, np.nan) for name in names]]]) for kind in kinds_of(simulation)
+    }
     nobody = np.zeros((1, 1, 0))
     returns = {when: arrays.pop(f"{when}.return", nobody) for when in RETURNS}
     return History(

@@ -14,13 +14,13 @@ from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import named_leaves
 from perfedrl.experiments.provenance import provenance
-from perfedrl.experiments.store import save_run
+from perfedrl.experiments.store import has_run, load_run, save_run
 from perfedrl.federation import checkpoint
 from perfedrl.federation.asking import Answers, Ask, Taken, of_kind
 from perfedrl.federation.bound import hard_bound
 from perfedrl.federation.control import Control
-from perfedrl.federation.frames import Frame, decode, encode
-from perfedrl.federation.measured import history_of, outcomes_in
+from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.measured import epsilon_in, history_of, outcomes_in
 from perfedrl.federation.plans import config_of
 from perfedrl.federation.validation import Expected, Gate
 from perfedrl.simulation import Simulation
@@ -48,6 +48,8 @@ class Coordinator:
             self.round, self.server, self.history = saved.round, saved.server, saved.history
             self.seconds = saved.seconds
             self.gate = Gate.recall({**saved.gate, "factor": self.terms.factor, "strikes": self.terms.strikes})
+            for name in set(self.plan.released) & set(self.gate.quarantined) if generation == self.plan.since else ():
+                self.gate.release(name)
         self.lost: set[str] = set()
         self.failing: set[str] = set()
         self.epsilon: float | None = None
@@ -80,6 +82,9 @@ class Coordinator:
 
     def run(self, ask: Ask) -> None:
         """To the end. Ctrl-C, crashes and lost machines cost at most the round under way."""
+        if self._saved():
+            self._show("finished")
+            return
         self.control.say("start", generation=self.generation, round=self.round)
         self._prepare(ask)
         while self.due or self.round < self.config.rounds:
@@ -100,18 +105,18 @@ class Coordinator:
         texts = {name: str(value) for name, value in about.items()}
         return encode(Frame(kind, {**texts, "plan": self.plan.config}, named_leaves(self.server.message)))
 
-    def _ask(self, ask: Ask, kind: str, deadline: float, **fields: Any) -> Answers:
-        """Ask all who are not shut out; those who were silent the last time are not waited for."""
-        quarantined = set(self.gate.quarantined)
-        waited = set(self.names) - quarantined - self.lost
+    def _ask(self, ask: Ask, kind: str, done: set[str], needed: int, **fields: Any) -> Answers:
+        """Ask all who are neither done nor shut out; those who were silent the last time are not waited for."""
+        without = done | set(self.gate.quarantined)
+        waited = set(self.names) - without - self.lost
 
         def enough(answers: Answers) -> bool:
             self._look(kind, answers)
             answered = set(answers.frames) | set(answers.failures)
-            return len(answers.frames) >= self.terms.min_agents and waited & set(answers.asked) <= answered
+            return len(answers.frames) >= needed and waited & set(answers.asked) <= answered
 
         question = self._question(kind, **fields)
-        answers = ask(kind, question, quarantined, enough, deadline)
+        answers = ask(kind, question, without, enough, self.terms.deadline)
         self.crossed = len(question), max(map(len, answers.frames.values()), default=0)
         self._notice(kind, answers)
         return answers
@@ -143,7 +148,8 @@ class Coordinator:
                 self.control.say("refused", agent=name, round=self.round, reason=reason)
             for name in verdict.quarantined:
                 self.control.say("quarantined", agent=name, round=self.round)
-            self._account(answers, verdict.accepted)
+            if self.config.privacy is not None:
+                self._account(answers.frames[name] for name in verdict.accepted)
             return verdict.accepted, verdict.refused
 
         accepted = self._until_enough(ask, "update", taken)
@@ -173,31 +179,35 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Ask until enough agents gave an answer that is taken, and return what was taken, by agent.
 
-        Where it matters that everybody answers, those who fail have until the deadline to come back.
+        Who has answered is not asked again. Where it matters that everybody does, those who fail have until the
+        deadline to come back.
         """
-        began = time.monotonic()
-        end = began + self.terms.patience
+        began, accepted, settled = time.monotonic(), dict[str, Any](), set[str]()
         while True:
-            answers = self._ask(ask, kind, self.terms.deadline, **fields)
-            accepted, refused = taken(answers)
-            hopeful = everybody and answers.failures and time.monotonic() - began < self.terms.deadline
+            answers = self._ask(ask, kind, set(accepted) | settled, self.terms.min_agents - len(accepted), **fields)
+            more, refused = taken(answers)
+            accepted |= more
+            settled |= {name for name in refused if kind == "prepare" or not of_kind(answers, "error")[0].get(name)}
+            waited = time.monotonic() - began
+            hopeful = everybody and answers.failures and waited < self.terms.deadline
             if len(accepted) >= self.terms.min_agents and not hopeful:
                 return accepted
-            possible = len(self.names) - len(self.gate.quarantined)
-            why = "; ".join(f"{name}: {reason}" for name, reason in sorted({**answers.failures, **refused}.items()))
-            if possible < self.terms.min_agents or (time.monotonic() > end and not hopeful):
-                raise UserError(
-                    f"round {self.round}: {len(accepted)} of the {self.terms.min_agents} agents that are needed "
-                    f"answered {kind!r}{'; ' + why if why else ''}"
-                )
+            possible = set(self.names) - settled - set(self.gate.quarantined)
+            if len(possible) < self.terms.min_agents or (waited > self.terms.patience and not hopeful):
+                raise UserError(self._too_few(kind, accepted, {**answers.failures, **refused}))
             if not hopeful:
                 self.control.say("repeated", round=self.round, task=kind, agents=sorted(accepted))
             time.sleep(PAUSE)
 
-    def _account(self, answers: Answers, accepted: Iterable[str]) -> None:
+    def _too_few(self, kind: str, accepted: Iterable[str], why: dict[str, str]) -> str:
+        needed, came = self.terms.min_agents, len(list(accepted))
+        reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(why.items()))
+        go_on = f"; with --min-agents {came} the run would go on" if came else ""
+        return f"round {self.round}: {came} of the {needed} agents that are needed answered {kind!r}{reasons}{go_on}"
+
+    def _account(self, frames: Iterable[bytes]) -> None:
         """The largest privacy loss that an agent reports of itself."""
-        said = [decode(answers.frames[name]).fields.get("epsilon") for name in accepted]
-        losses = [float(x) for x in said if x is not None]
+        losses = [said for data in frames if (said := epsilon_in(data)) is not None]
         self.epsilon = max(losses) if losses else self.epsilon
 
     def _measure(self, ask: Ask) -> None:
@@ -233,9 +243,16 @@ class Coordinator:
         assert self.history is not None
         with self.control.writing(self.generation):
             save_run(Path(self.plan.runs), self.config, self.history, None, message, about)
-            self.control.checkpoint.unlink(missing_ok=True)
         self.control.say("finished", round=self.round)
         self._show("finished")
+        self.control.checkpoint.unlink(missing_ok=True)
+
+    def _saved(self) -> bool:
+        """Whether an earlier job of this run came to its end, and died before it could say so."""
+        if not has_run(Path(self.plan.runs), self.config):
+            return False
+        about = load_run(Path(self.plan.runs) / self.config.folder).provenance
+        return about.get("federation", {}).get("run") == self.plan.run
 
     def _look(self, kind: str, answers: Answers) -> None:
         if time.monotonic() - self._shown > SHOWN:

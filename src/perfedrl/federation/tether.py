@@ -1,4 +1,4 @@
-"""`python -m perfedrl.federation.tether COMMAND ...`: become a command that ends when the process that started it does.
+"""`python -m perfedrl.federation.tether PID COMMAND ...`: become a command that ends when its parent PID does.
 
 Only Linux can do that; elsewhere it simply becomes the command. Nothing is loaded for it.
 """
@@ -12,14 +12,13 @@ SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG, which survives exec."""
 
 
-def main(command: list[str]) -> None:
-    parent = os.getppid()
+def main(parent: int, command: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
-        if os.getppid() != parent:  # it ended before this could be set
-            sys.exit(1)
+    if os.getppid() != parent:  # it ended before this could be set
+        sys.exit(1)
     os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]), sys.argv[2:])

@@ -129,10 +129,11 @@ class Gate:
 
     Without one, an upload is refused if it is farther than `factor` times the usual: the median of the last `window`
     accepted displacements, or, while these are few, of them and the round's own; with fewer than three nothing is
-    usual, and all pass. A curvature estimate from few trajectories has a long tail: allow it a larger factor.
-    Displacements up to `floor` always pass and make nothing usual: where most agents found no reward and did not move,
-    those who did are no outliers. If more than two thirds of a round are too far, the fleet has changed, not an agent:
-    then the round itself says what is usual, and the past is forgotten.
+    usual, and only what is absurd beside the message's own length is refused. A curvature estimate from few
+    trajectories has a long tail: allow it a larger factor. Displacements up to `floor` always pass and make nothing
+    usual: where most agents found no reward and did not move, those who did are no outliers. If more than two thirds of
+    a round are too far, the fleet has changed, not an agent: then the round itself says what is usual, and the past is
+    forgotten.
 
     This presumes that most agents that move are honest. Two of three that collude from the start say what is usual:
     far ones then pass, and near ones get the honest one refused. Later the past speaks against them, though within its
@@ -187,17 +188,21 @@ class Gate:
     def _farthest(self, lengths: list[float], message: Mapping[str, np.ndarray]) -> tuple[float, str]:
         """The largest displacement that is accepted, and what it is."""
         factor = self.factor if self.bound is None else LOOSE * self.factor
+        size = length(message.values())
         usual = self._usual(lengths, factor)
+        why = f"usual, {factor:g} times the median"
+        if usual is None:
+            usual, why = LOOSE * self.factor * (1 + size), "thinkable beside the message's own length"
         # Parameters are rounded at every step, by no more than a share of their own size.
-        hard = math.inf if self.bound is None else self.bound + ROUNDING * length(message.values())
-        return (hard, "possible") if hard <= usual else (usual, f"usual, {factor:g} times the median")
+        hard = math.inf if self.bound is None else self.bound + ROUNDING * size
+        return (hard, "possible") if hard <= usual else (usual, why)
 
-    def _usual(self, lengths: list[float], factor: float) -> float:
-        """So many times the median, of the past or, while that is short, of the round with it."""
+    def _usual(self, lengths: list[float], factor: float) -> float | None:
+        """So many times the median, of the past or, while that is short, of the round with it; None of too few."""
         moved = [x for x in lengths if self.floor < x < math.inf]
         known = [*self._lengths, *(moved if len(self._lengths) < ENOUGH else ())]
         if len(known) < FEWEST:
-            return math.inf
+            return None
         farthest = factor * median_high(known)
         beyond = sum(x > farthest for x in moved)
         if beyond >= FEWEST and 3 * beyond > 2 * len(lengths):

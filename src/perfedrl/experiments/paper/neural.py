@@ -115,7 +115,8 @@ def few_shot(runs: Runs) -> list[Claim]:
     (at_100,), (specialist,) = (np.flatnonzero(scratch.trajectories == n) for n in (100, 4000))
 
     zero, hurt = deployed.at("success", 0), deployed.at("success", 20)
-    match = matching_budget(scratch.trajectories[1:], after[:, 1:].mean(axis=0), deployed.at("return", 0).mean())
+    zero_shot = float(deployed.at("return", 0).mean())
+    match = matching_budget(scratch.trajectories[1:], after[:, 1:].mean(axis=0), zero_shot)
     about_2000 = "trajectories from scratch that match zero-shot (1000 to 4000)"
     return [
         return_near("zero-shot", 1.53, deployed.at("return", 0)),

@@ -93,13 +93,18 @@ def stand_by(keepers: Sequence[Keeper], tell: Tell) -> None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[None]:
+def running(folder: Path, what: str | None = None) -> Iterator[None]:
     """Mark a folder as in use by this process, which its end undoes, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UserError(f"{folder} is running already (process {_holder(folder)})") from error
+        for attempt in range(5):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:  # somebody who only looks holds it for a moment
+                if attempt == 4:
+                    raise UserError(f"{what or folder} is running already (process {_holder(folder)})") from error
+                time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
     AuthorizationError,
     InvalidJobDefinition,
     InvalidTarget,
@@ -18,11 +19,20 @@ from nvflare.fuel.flare_api.api_spec import (
     JobNotRunning,
 )
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.hci.proto import MetaStatusValue
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.fleets import OPERATOR, FleetFolder
 
-ANSWERS = (JobNotFound, JobNotRunning, JobNotDone, AuthorizationError, InvalidJobDefinition, InvalidTarget)
+ANSWERS = (
+    AuthenticationError,
+    JobNotFound,
+    JobNotRunning,
+    JobNotDone,
+    AuthorizationError,
+    InvalidJobDefinition,
+    InvalidTarget,
+)
 FRESH = 25.0
 """Seconds since an agent's last sign of life, of which there is one every 10, for it to count as connected."""
 
@@ -49,11 +59,12 @@ class Operator:
             clients = self._session.get_connected_client_list()
         return {client.name for client in clients if time.time() - client.last_connect_time < FRESH}
 
-    def working(self, job: str) -> set[str]:
-        """The agents that have a process for a job."""
+    def idle(self, job: str) -> set[str]:
+        """The agents that answer, and have no process for a job."""
         with reachable():
             rows = self._session.get_client_job_status() or []
-        return {row["client_name"] for row in rows if row.get("job_id") == job}
+        heard = {row["client_name"] for row in rows if row.get("status") != MetaStatusValue.NO_REPLY}
+        return heard - {row["client_name"] for row in rows if row.get("job_id") == job}
 
     def submit(self, folder: Path) -> str:
         with reachable():

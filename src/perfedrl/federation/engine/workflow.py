@@ -17,6 +17,7 @@ from perfedrl.federation.control import Control, Stale
 from perfedrl.federation.engine.bridge import FRAME, REASON
 from perfedrl.federation.engine.tuning import CHECK_PERIOD, hasten
 from perfedrl.federation.rounds import Coordinator, failed
+from perfedrl.federation.validation import printable
 
 PAUSE = 0.002
 """Seconds between two looks at what has come in."""
@@ -50,8 +51,8 @@ class Rounds(ModelController):
     ) -> Answers:
         """Send a frame to the agents of the job and wait until there are enough answers, or until the deadline."""
         clients = sorted({client.name for client in self.engine.get_clients()} - without)
-        answers = Answers(asked=tuple(clients), late=tuple(self._late))
-        self._late.clear()
+        late, self._late = self._late, set()
+        answers = Answers(asked=tuple(clients), late=tuple(late))
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001
             name, result = client_task.client.name, client_task.result
@@ -59,7 +60,8 @@ class Rounds(ModelController):
             if result.get_return_code() == ReturnCode.OK and isinstance(result.get(FRAME), bytes):
                 answers.frames[name] = result[FRAME]
             else:
-                answers.failures[name] = str(result.get(REASON) or result.get_return_code())
+                reason = result.get(REASON)
+                answers.failures[name] = printable(reason if isinstance(reason, str) else result.get_return_code())
 
         data = Shareable()
         data[FRAME] = frame
