@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from perfedrl import compilation
-from perfedrl.algorithms import ALGORITHMS
+from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS
 from perfedrl.cli.console import (
     Cache,
     Chunk,
@@ -42,6 +42,8 @@ REGISTRIES = {
     "estimators": CURVATURES,
     "baselines": BASELINES,
     "algorithms": ALGORITHMS,
+    "aggregations": AGGREGATIONS,
+    "attacks": ATTACKS,
     "evaluations": EVALUATIONS,
 }
 
@@ -55,6 +57,8 @@ class Kind(StrEnum):
     estimators = "estimators"
     baselines = "baselines"
     algorithms = "algorithms"
+    aggregations = "aggregations"
+    attacks = "attacks"
     evaluations = "evaluations"
     experiments = "experiments"
 
