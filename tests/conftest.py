@@ -14,6 +14,7 @@ with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeCo
     import perfedrl
     import perfedrl.cli
 
+    perfedrl.cli.application()
     for name in perfedrl.__all__:
         getattr(perfedrl, name)  # what is imported on first use is checked too
 

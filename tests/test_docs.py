@@ -88,15 +88,20 @@ def test_the_architecture_page_names_every_room():
 
 
 def test_commands_in_the_readme_exist():
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "configs.md").read_text()
+    pages = ("README.md", "docs/configs.md", "docs/federation.md")
+    text = "".join((ROOT / page).read_text() for page in pages)
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"make ([a-z]+)\b", text):
         if target in ("run", "test", "lint", "bench", "reproduce", "figures", "lock", "format"):
             assert f"\n{target}:" in makefile
-    from perfedrl.cli import app
+    from perfedrl.cli import application, federation
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known = {command.name or command.callback.__name__ for command in application().registered_commands}
     assert (
         set(re.findall(r"\bperfedrl (train|personalize|evaluate|estimators|theory|reproduce|list|demo)\b", text))
         <= known
+    )
+    over_a_network = {command.callback.__name__ for command in federation.app.registered_commands}
+    assert set(re.findall(r"\bperfedrl federation ([a-z]+)\b", text)) == over_a_network, (
+        "each is on a page, and no other"
     )

@@ -82,10 +82,12 @@ def test_a_job_sets_the_agents_clock_and_carries_no_code(tmp_path):
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json"}
 
 
-def test_the_bridge_loads_neither_jax_nor_an_environment():
-    code = "import perfedrl.federation.engine.bridge, sys; print(*sys.modules)"
+@pytest.mark.parametrize("module", ["bridge", "service"])
+def test_what_runs_beside_an_agent_loads_neither_jax_nor_an_environment(module):
+    command = "from perfedrl.cli import application; application('federation')"
+    code = f"{command}; import perfedrl.federation.engine.{module}, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "perfedrl.federation.engine.bridge" in loaded
+    assert f"perfedrl.federation.engine.{module}" in loaded
     assert not {"jax", "jaxlib", "equinox", "optax", "perfedrl.envs", "perfedrl.algorithms"} & set(loaded)
 
 

@@ -159,7 +159,7 @@ def test_the_reference_of_many_trajectories_is_the_exact_truth_but_for_its_noise
     assert float(jnp.sum(v * w)) > 0.98, "nearly the same direction"
     hessian = exact.hessian(task, theta, policy).reshape(36, 36)
     for made, true in ((estimated[CURVATURE], hessian @ np.ravel(w)), (estimated[GRADIENT], truth[GRADIENT][0])):
-        found = error([moments(made, np.asarray(true)[None])])
+        found = error([moments(np.asarray(made), np.asarray(true)[None])])
         assert not found.seen
         assert found.bias_at_most < 0.01 * found.length**2
     np.testing.assert_allclose(truth[CURVATURE][0], hessian @ np.ravel(v), atol=1e-5)

@@ -4,33 +4,44 @@ import sys
 
 import typer
 
-from perfedrl.cli import agent, estimators, federation, runs, studies, theory
 from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
 from perfedrl.errors import UserError
 
-app = typer.Typer(
-    help="Personalized federated reinforcement learning: agents learn one shared initialization together, and each "
-    "turns it into its own policy with a single local policy-gradient step.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.command()(studies.demo)
-app.command()(runs.train)
-app.command()(runs.personalize)
-app.command()(runs.evaluate)
-app.command()(theory.theory)
-app.command()(estimators.estimators)
-app.command()(studies.reproduce)
-app.command(name="list")(runs.list_)
-app.command()(agent.agent)
-app.add_typer(federation.app, name="federation")
+NETWORK = "federation"
+
+
+def application(group: str | None = None) -> typer.Typer:
+    """All commands; or those of the group `federation` alone, which run for weeks and need no JAX for that."""
+    app = typer.Typer(
+        help="Personalized federated reinforcement learning: agents learn one shared initialization together, and each "
+        "turns it into its own policy with a single local policy-gradient step.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    if group != NETWORK:
+        from perfedrl.cli import agent, estimators, runs, studies, theory
+
+        app.command()(studies.demo)
+        app.command()(runs.train)
+        app.command()(runs.personalize)
+        app.command()(runs.evaluate)
+        app.command()(theory.theory)
+        app.command()(estimators.estimators)
+        app.command()(studies.reproduce)
+        app.command(name="list")(runs.list_)
+        app.command()(agent.agent)
+    from perfedrl.cli import federation
+
+    app.add_typer(federation.app, name=NETWORK)
+    return app
 
 
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2."""
     try:
-        code = app(standalone_mode=False)  # what a command leaves with typer.Exit comes back as a number
+        # what a command leaves with typer.Exit comes back as a number
+        code = application(*sys.argv[1:2])(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)

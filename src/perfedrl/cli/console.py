@@ -14,8 +14,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perfedrl.experiments.run import Interrupted
-
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
@@ -33,6 +31,8 @@ ReportFile = Annotated[
 @contextmanager
 def training(restart: bool) -> Iterator[Any]:
     """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
+    from perfedrl.experiments.run import Interrupted  # JAX, which not every command needs
+
     try:
         with progress_bars() as update:
             yield update
