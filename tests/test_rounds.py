@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from live import MDPS, config
 
+from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments import files
 from perfedrl.experiments.run import train as simulate
@@ -328,6 +329,26 @@ def test_agents_may_decline_to_tell_what_they_got(tmp_path):
     drive(control, Engine(agents))
     assert np.isnan(load_run(tmp_path / "runs" / wanted.folder).history.after).all()
     assert control.progress()["objective"] is None
+
+
+def test_robust_aggregation_and_weights_are_the_simulators(agents, tmp_path):
+    wanted = config("robust", 2, aggregation={"name": "trimmed-mean", "share": 0.3, "weights": [1, 2, 3]})
+    drive(planned(tmp_path, wanted), Engine(agents))
+    simulated = simulate(wanted, tmp_path / "simulated")
+    np.testing.assert_array_equal(load_run(tmp_path / "runs" / wanted.folder).message, simulated.message)
+
+
+def test_the_privacy_loss_is_told_in_every_round(agents, tmp_path):
+    wanted = config("private", 2, privacy={"clip": 0.1, "noise": 2.0})
+    control = planned(tmp_path, wanted)
+    drive(control, Engine(agents))
+    told = [event["epsilon"] for event in control.events() if event["event"] == "round"]
+    assert told == [privacy.loss(2.0, k, 1e-5) for k in (1, 2)]
+    assert control.progress()["epsilon"] == told[-1]
+    exposed = load_run(tmp_path / "runs" / wanted.folder).message
+    assert not np.array_equal(exposed, simulate(wanted, tmp_path / "simulated").message), (
+        "noise that the server can guess"
+    )
 
 
 def test_damage_is_one_sentence(agents, tmp_path):
