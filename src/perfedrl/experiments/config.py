@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +9,16 @@ from typing import Any, Literal
 
 import jax
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS, unwrapped
 from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
-from perfedrl.errors import UserError, nearest
+from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.evaluation import EVALUATIONS
 from perfedrl.experiments.parts import KINDS, Parts, Privacy, build, form, leaves, named, spoken
+from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
 from perfedrl.registry import shortened
 from perfedrl.simulation import every_few
@@ -200,17 +200,7 @@ class Config(BaseModel):
 def load_config(path: str | Path) -> Config:
     """Read a config from a TOML file; a file that it names is looked for in the config's own folder."""
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"there is no config {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a config") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
-    fleet = table.get("fleet")
-    if isinstance(fleet, dict) and isinstance(fleet.get("file"), str) and fleet["file"]:
-        fleet["file"] = str(path.parent / fleet["file"])
+    table = beside(path, read_table(path, "config"))
     try:
         return make_config(table)
     except UserError as error:
@@ -219,20 +209,7 @@ def load_config(path: str | Path) -> Config:
 
 def make_config(table: Mapping[str, Any]) -> Config:
     """Check a table of settings and build what it describes; the error is one sentence about the first thing wrong."""
-    for key in table:
-        if key not in Config.model_fields:
-            raise UserError(f"unknown key {key!r}{nearest(key, Config.model_fields)}")
-    try:
-        config = Config.model_validate_json(json.dumps(dict(table), default=str), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if isinstance(first.get("ctx", {}).get("error"), UserError):
-            raise first["ctx"]["error"] from None
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UserError(f"the config lacks {where!r}") from error
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
+    config = validated(Config, table, "config")
     config.parts  # noqa: B018
     return config
 

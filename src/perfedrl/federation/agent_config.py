@@ -4,7 +4,6 @@ A plan, the server's config, comes over a network. What it may make this machine
 here, on its text, before anything in it is built.
 """
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -12,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.envs import ENVS, Fleet, Task, stack
-from perfedrl.errors import UserError, nearest
+from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config, whole
+from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.registry import shortened
 from perfedrl.rollout import Sampler
 
@@ -120,19 +120,10 @@ class AgentConfig(BaseModel):
 def load_agent_config(path: str | Path, env: str | None = None) -> AgentConfig:
     """Read an agent's settings from a TOML file; `env` takes the place of its whole table [fleet]."""
     path = Path(path)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"there is no agent config {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as an agent config") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+    table = read_table(path, "agent config")
     if env is not None:
         table["fleet"] = {"env": env}
-    fleet = table.get("fleet")
-    if isinstance(fleet, dict) and isinstance(fleet.get("file"), str) and fleet["file"]:
-        fleet["file"] = str(path.parent / fleet["file"])
+    table = beside(path, table)
     try:
         return make_agent_config(table)
     except UserError as error:
@@ -141,21 +132,7 @@ def load_agent_config(path: str | Path, env: str | None = None) -> AgentConfig:
 
 def make_agent_config(table: Mapping[str, Any]) -> AgentConfig:
     """Check a table of settings; the error is one sentence about the first thing wrong."""
-    known = AgentConfig.model_fields
-    for key in table:
-        if key not in known:
-            raise UserError(f"unknown key {key!r}{nearest(key, known)}")
-    try:
-        config = AgentConfig.model_validate_json(json.dumps(dict(table), default=str), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if isinstance(first.get("ctx", {}).get("error"), UserError):
-            raise first["ctx"]["error"] from None
-        where = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing":
-            raise UserError(f"the agent config lacks {where!r}") from error
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
+    config = validated(AgentConfig, table, "agent config")
     if not config.samples_in_python:
         config._world  # noqa: B018
     elif config.agent is not None:

@@ -83,7 +83,7 @@ class Coordinator:
     def run(self, ask: Ask) -> None:
         """To the end. Ctrl-C, crashes and lost machines cost at most the round under way."""
         if self._saved():
-            self._show("finished")
+            self._end()
             return
         self.control.say("start", generation=self.generation, round=self.round)
         self._prepare(ask)
@@ -244,8 +244,12 @@ class Coordinator:
         with self.control.writing(self.generation):
             save_run(Path(self.plan.runs), self.config, self.history, None, message, about)
         self.control.say("finished", round=self.round)
-        self._show("finished")
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing is half done any more; said last, since onlookers act on it."""
         self.control.checkpoint.unlink(missing_ok=True)
+        self._show("finished")
 
     def _saved(self) -> bool:
         """Whether an earlier job of this run came to its end, and died before it could say so."""
