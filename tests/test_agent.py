@@ -247,6 +247,12 @@ def test_an_agents_config_is_checked(table, why, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_the_command_line_replaces_the_file():
+    assert load_agent_config(None, "arc").env == "arc"
+    with pytest.raises(UserError, match="--env NAME"):
+        load_agent_config(None)
+
+
 def test_the_command_line_replaces_the_environment(tmp_path):
     path = write(tmp_path / "agent.toml", {"fleet": GRID, "limits": {"seconds": 5}})
     assert load_agent_config(path).fleet["width"] == 3

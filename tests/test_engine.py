@@ -367,3 +367,6 @@ def test_revoking_nobody_and_joining_without_a_config(run, fleet):
     code, _, said = run("federation", "join", fleet.kit("agent-0"), "--agent-config", "none.toml")
     assert code == 2
     assert "there is no agent's config none.toml" in said
+    code, _, said = run("federation", "join", fleet.kit("agent-0"))
+    assert code == 2
+    assert "--agent-config FILE, or --env NAME" in said

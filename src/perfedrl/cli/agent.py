@@ -12,10 +12,12 @@ from perfedrl.federation.daemon import serve
 
 
 def agent(
-    file: Annotated[Path, typer.Argument(help="A TOML file: the agent's environment, its limits, whom it trusts.")],
     socket: Annotated[Path, typer.Option(help="Where to listen: a Unix socket, in a folder that is yours alone.")],
     state: Annotated[Path, typer.Option(help="A folder of the agent's own, for what it remembers.")],
     number: Annotated[int, typer.Option(help="The agent's number in the federation, from 0; its random numbers.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="A TOML file: the agent's environment, its limits, whom it trusts.")
+    ] = None,
     env: Annotated[
         str | None, typer.Option(help='Another environment than the file\'s: a name, or "package.module:function".')
     ] = None,

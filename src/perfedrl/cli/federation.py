@@ -68,25 +68,29 @@ def server(folder: FleetArgument) -> None:
 def join(
     kit: Annotated[Path, typer.Argument(help="This agent's start-up kit.")],
     agent_config: Annotated[
-        Path, typer.Option(help="A TOML file: the agent's environment, and what it is willing to do.")
-    ],
+        Path | None, typer.Option(help="A TOML file: the agent's environment, and what it is willing to do.")
+    ] = None,
     env: Annotated[
-        str | None, typer.Option(help="Another environment than the file names; module:function for one's own.")
+        str | None, typer.Option(help="Or an environment alone: a name, or module:function for one's own.")
     ] = None,
 ) -> None:
     """Take part as one agent, until Ctrl-C or `stop`: runs the agent's daemon and its bridge to the server.
 
-    Trajectories and the agent's personal state stay on this machine.
+    Trajectories and the agent's personal state stay on this machine. `perfedrl agent --help` says what the file holds.
 
-    Example: perfedrl federation join agent-0 --agent-config configs/agent.toml
+    Examples: perfedrl federation join agent-0 --agent-config agent.toml;
+    perfedrl federation join agent-0 --env my_package.robot:make
     """
     engine()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.fleets import Kit
 
-    if not agent_config.is_file():
+    own = Kit(kit)
+    if agent_config is None and env is None:
+        raise UserError("say what this agent's environment is: --agent-config FILE, or --env NAME")
+    if agent_config is not None and not agent_config.is_file():
         raise UserError(f"there is no agent's config {agent_config}")
-    service.join(Kit(kit), agent_config, env, say)
+    service.join(own, agent_config, env, say)
 
 
 @app.command()

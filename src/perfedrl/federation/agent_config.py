@@ -117,8 +117,12 @@ class AgentConfig(BaseModel):
         return made, float(discount)
 
 
-def load_agent_config(path: str | Path, env: str | None = None) -> AgentConfig:
-    """Read an agent's settings from a TOML file; `env` takes the place of its whole table [fleet]."""
+def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentConfig:
+    """Read an agent's settings from a TOML file; `env` takes the place of its whole table [fleet], or of the file."""
+    if path is None:
+        if env is None:
+            raise UserError("say what this agent's environment is: a file, or --env NAME")
+        return make_agent_config({"fleet": {"env": env}})
     path = Path(path)
     table = read_table(path, "agent config")
     if env is not None:

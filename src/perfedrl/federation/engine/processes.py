@@ -35,11 +35,11 @@ def client_process(kit: Kit) -> Keeper:
     return Keeper(command, kit.folder / "bridge.log", environment(**{SOCKET: str(kit.socket)}), kit.folder)
 
 
-def daemon_process(kit: Kit, agent_config: Path, env: str | None) -> Keeper:
+def daemon_process(kit: Kit, agent_config: Path | None, env: str | None) -> Keeper:
     """The agent's daemon, kept alive."""
     own = ["--socket", str(kit.socket), "--state", str(kit.state), "--number", str(kit.about.number)]
-    command = [sys.executable, "-m", "perfedrl", "agent", str(agent_config.resolve()), *own]
-    command += [] if env is None else ["--env", env]
+    file = [] if agent_config is None else [str(agent_config.resolve())]
+    command = [sys.executable, "-m", "perfedrl", "agent", *file, *own, *([] if env is None else ["--env", env])]
     return Keeper(command, kit.folder / "agent.log", environment(), Path.cwd())
 
 

@@ -40,7 +40,7 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
         stand_by([keeper], tell)
 
 
-def join(kit: Kit, agent_config: Path, env: str | None, tell: Tell) -> None:
+def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:
     """Run an agent: its daemon, and the bridge to the kit's server."""
     with running(kit.folder):
         check_kit(kit.folder, kit.authority, kit.certificate)
