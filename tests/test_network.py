@@ -118,5 +118,5 @@ def test_a_server_that_is_killed_ten_times_counts_every_round_once(fleet, tmp_pa
 def test_the_demonstration_tells_what_happened(run):
     code, shown, said = run("federation", "demo")
     assert code == 0, said
-    for word in ("150 rounds over mutual TLS", "agent-1 was killed", "back with its own state", "agent-2 personalized"):
+    for word in ("150 rounds over mutual TLS", "agent-1 was killed", "it was back by itself", "agent-2 personalized"):
         assert word in shown, shown

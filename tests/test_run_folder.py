@@ -29,6 +29,10 @@ def test_what_is_shown_is_json_that_a_reader_never_finds_torn(tmp_path):
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"event": "to')
     assert [event["event"] for event in control.events()] == ["one"]
+    _, since = control.news(0)
+    control.say("two")
+    assert [event["event"] for event in control.events()] == ["one", "two"], "a torn line swallowed the next"
+    assert [event["event"] for event in control.news(since)[0]] == ["two"]
     assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[0])["reason"] == 'é\n"'
 
 

@@ -69,7 +69,7 @@ def story(events: Sequence[dict[str, Any]]) -> list[str]:
     lines = [f"{len(rounds)} rounds over mutual TLS, {_pace(rounds):.2f} s each (median)"]
     if without:
         after = [event["round"] for event in rounds if event["round"] > without[-1] and victim in event["agents"]]
-        back = f"it was back with its own state in round {after[0]}" if after else "it was not back before the end"
+        back = f"it was back by itself in round {after[0]}" if after else "it was not back before the end"
         lines.append(
             f"{victim} was killed: rounds {without[0]} to {without[-1]} went on with the other two, and {back}"
         )
