@@ -81,6 +81,14 @@ class Training(threading.Thread):
             assert time.monotonic() < end, f"round {round_} was not reached: {self.progress}"
             time.sleep(0.02)
 
+    def until_a_round_ends(self, seconds=60.0):
+        """Wait until a round has just been counted."""
+        log = next(self.fleet.control(supervisor.networked(self.wanted).folder).glob("events.jsonl"))
+        size, end = log.stat().st_size, time.monotonic() + seconds
+        while log.stat().st_size == size:
+            assert time.monotonic() < end, "no round ended"
+            time.sleep(0.001)
+
     def result(self, seconds=300.0):
         self.join(seconds)
         assert not self.is_alive(), f"training did not end: {self.progress}"

@@ -106,6 +106,8 @@ def test_a_server_that_is_killed_ten_times_counts_every_round_once(fleet, tmp_pa
     training = live.Training(fleet, wanted, deadline=30.0, patience=300.0)
     for i in range(10):
         training.until(5 * i + 2, 180.0)
+        if i % 2:  # between rounds: a checkpoint was just written; else during one
+            training.until_a_round_ends()
         assert live.kill_server(fleet) >= 2
     run, events = training.result(400.0)
     counted = rounds_in(events)  # a kill between a checkpoint and its line in the log costs the line

@@ -35,16 +35,6 @@ class Keeper:
         self._thread.start()
         return self
 
-    @property
-    def pid(self) -> int:
-        """The process now; it changes when it is started again."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def stop(self) -> None:
         """End the process and all that it started, in good order if it can."""
         with self._launching:
