@@ -1,0 +1,131 @@
+"""How the agents of one fleet differ: which parameters vary, and which value each agent gets.
+
+Written the same way for every family, in Python and in a config:
+
+- `length = [0.1, 0.9]`, or `{uniform = [0.1, 0.9]}`: every agent draws its own value;
+- `length = {list = [0.1, 0.5, 0.9]}`, or three values and more: agents get them in a random order, training agents
+  first, and take turns where there are more agents than values;
+- `length = {train = [0.1, 0.9], held_out = [0.5]}`: every agent's value, one by one;
+- `vary = "length"`, or a list of names: each in the range that the literature uses, where the family knows one.
+"""
+
+import numbers
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from perfedrl.errors import UserError, nearest
+
+Vary = str | Sequence[str] | Mapping[str, Any]
+"""What varies: names, or names with how."""
+
+Values = dict[str, Any]
+"""One agent's parameters that differ from others'."""
+
+FORMS = "a range [low, high], {uniform = [low, high]}, {list = [...]} or {train = [...], held_out = [...]}"
+
+
+class Split(NamedTuple):
+    """The parameters of every training agent and of every held-out one."""
+
+    train: list[Values]
+    held_out: list[Values]
+
+
+def vary_agents(
+    vary: Vary,
+    agents: int,
+    held_out: int,
+    seed: int,
+    known: Iterable[str] | None = None,
+    ranges: Mapping[str, Any] | None = None,
+) -> Split:
+    """Every agent's values of what varies; held-out agents are like no training agent and no other held-out one.
+
+    `known` are the parameters that the family has, where that is known before it is built; `ranges` how they vary where
+    only their names are given.
+    """
+    if agents < 1 or held_out < 0:
+        raise UserError(f"a fleet needs agents >= 1 and held_out >= 0; they are {agents} and {held_out}")
+    chosen = usual(vary, ranges or {})
+    for name in chosen:
+        if known is not None and name not in (names := list(known)):
+            raise UserError(f"vary: there is no parameter {name!r}{nearest(name, names)}")
+    drawn = {name: draw(name, how, agents, held_out, seed) for name, how in chosen.items()}
+    values = [{name: x[i] for name, x in drawn.items()} for i in range(agents + held_out)]
+    check_distinct(values[:agents], values[agents:])
+    return Split(values[:agents], values[agents:])
+
+
+def usual(vary: Vary, ranges: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What varies and how, where names alone stand for the usual ranges."""
+    if isinstance(vary, Mapping):
+        return vary
+    names = [vary] if isinstance(vary, str) else list(vary)
+    for name in names:
+        if not isinstance(name, str) or name not in ranges:
+            raise UserError(f"vary: no usual range is known of {name!r}{nearest(str(name), ranges)}; give it {FORMS}")
+    return {name: ranges[name] for name in names}
+
+
+def draw(name: str, how: Any, agents: int, held_out: int, seed: int) -> list[Any]:
+    """One parameter's value for every agent, training agents first.
+
+    Each parameter has its own random numbers, so that one more that varies changes nothing about the others.
+    """
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    kind, content = form(name, how)
+    if kind == "uniform":
+        low, high = content
+        return [float(x) for x in rng.uniform(low, high, agents + held_out)]
+    if kind == "list":
+        order = rng.permutation(len(content))
+        turns = [*np.resize(order, agents), *np.resize(np.roll(order, -agents), held_out)]
+        return [content[i] for i in turns]
+    for part, count in (("train", agents), ("held_out", held_out)):
+        if len(content[part]) != count:
+            raise UserError(f"vary: {name} has {len(content[part])} values for {part}, and {count} such agents")
+    return [*content["train"], *content["held_out"]]
+
+
+def form(name: str, how: Any) -> tuple[str, Any]:
+    """The kind of variation and its content, checked."""
+    if isinstance(how, Mapping):
+        if set(how) in ({"train"}, {"train", "held_out"}):
+            table = {"train": how["train"], "held_out": how.get("held_out", ())}
+            if all(isinstance(x, Sequence) and not isinstance(x, str) for x in table.values()):
+                return "table", table
+        elif len(how) == 1 and next(iter(how)) in ("uniform", "list"):
+            kind, content = next(iter(how.items()))
+            return (kind, bounds(name, content)) if kind == "uniform" else (kind, distinct(name, content))
+    elif isinstance(how, Sequence) and not isinstance(how, str):
+        pair = len(how) == 2 and all(isinstance(x, numbers.Real) for x in how)
+        return ("uniform", bounds(name, how)) if pair else ("list", distinct(name, how))
+    raise UserError(f"vary: {name} = {how!r}; it must be {FORMS}")
+
+
+def bounds(name: str, content: Any) -> tuple[float, float]:
+    number = lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool) and np.isfinite(x)  # noqa: E731
+    pair = isinstance(content, Sequence) and len(content) == 2 and all(number(x) for x in content)
+    if not pair or not content[0] < content[1]:
+        raise UserError(f"vary: {name} needs a range [low, high] with low < high; it has {content!r}")
+    return float(content[0]), float(content[1])
+
+
+def distinct(name: str, content: Any) -> list[Any]:
+    if not isinstance(content, Sequence) or isinstance(content, str) or not content:
+        raise UserError(f"vary: {name} needs a list of values; it has {content!r}")
+    return list({repr(x): x for x in content}.values())
+
+
+def check_distinct(train: list[Values], held_out: list[Values]) -> None:
+    """Refuse held-out agents that are not unseen."""
+    seen, unseen = {repr(x) for x in train}, {repr(x) for x in held_out}
+    left = len(unseen - seen)
+    if left < len(held_out):
+        raise UserError(
+            f"held_out asks for {len(held_out)} agents unlike all others, and {left} distinct tasks are left when "
+            f"{len(train)} agents train: vary more, or hold out fewer"
+        )
