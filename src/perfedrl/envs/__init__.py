@@ -3,6 +3,7 @@
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import Task
+from perfedrl.envs.control import CartPole, Pendulum, cart_pole, pendulum
 from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.gridworld import gridworld
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
@@ -16,9 +17,11 @@ ENVS = registry(
     arc=arc,
     arrays=arrays,
     bandits=bandits,
+    cart_pole=cart_pole,
     circle=circle,
     gridworld=gridworld,
     navigation=navigation,
+    pendulum=pendulum,
     point_navigation=point_navigation,
     random_mdps=random_mdps,
     windy_cliff=windy_cliff,
@@ -27,19 +30,23 @@ ENVS = registry(
 __all__ = [
     "ENVS",
     "WITNESS_FEATURES",
+    "CartPole",
     "Fleet",
     "Navigation",
+    "Pendulum",
     "PointNavigation",
     "TabularMDP",
     "Task",
     "arc",
     "arrays",
     "bandits",
+    "cart_pole",
     "circle",
     "fleet",
     "gridworld",
     "mix",
     "navigation",
+    "pendulum",
     "point_navigation",
     "random_mdps",
     "stack",

@@ -1,0 +1,67 @@
+"""Pendulum: swing a rod up and hold it there with a motor too weak to lift it. Agents differ in the rod or gravity."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, score
+from perfedrl.types import Array, Noise, Trajectory
+
+State = Float[Array, " 2"]
+"""Angle from the upright, not wrapped, and angular velocity."""
+
+UPRIGHT = np.cos(np.pi / 12)
+
+
+class Pendulum(eqx.Module):
+    """Gymnasium's Pendulum-v1: a torque, clipped; reward minus squared angle, speed and torque; no end before H."""
+
+    g: Constant = 10.0
+    m: Constant = 1.0
+    l: Constant = 1.0  # noqa: E741
+    dt: Constant = 0.05
+    max_speed: Constant = 8.0
+    max_torque: Constant = 2.0
+    horizon: int = eqx.field(static=True, default=199)
+    discount: float = eqx.field(static=True, default=0.99)
+
+    reset_noise = 2
+    step_noise = 0
+    action_size = 1
+
+    def __check_init__(self) -> None:
+        check_physics(self, signed=["g"])
+
+    def reset(self, u: Noise) -> State:
+        return (2 * u - 1) * jnp.asarray([np.pi, 1.0], u.dtype)
+
+    def observe(self, state: State) -> Float[Array, " 3"]:
+        return jnp.stack([jnp.cos(state[0]), jnp.sin(state[0]), state[1]])
+
+    def step(self, state: State, action: Float[Array, " 1"], u: Noise) -> tuple[State, Float[Array, ""], bool]:
+        its = like(self, state)
+        theta, speed = state
+        torque = jnp.clip(action[0], -its.max_torque, its.max_torque)
+        angle = jnp.mod(theta + np.pi, 2 * np.pi) - np.pi
+        cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
+        acceleration = 3 * its.g / (2 * its.l) * jnp.sin(theta) + 3 / (its.m * its.l**2) * torque
+        speed = jnp.clip(speed + acceleration * its.dt, -its.max_speed, its.max_speed)
+        return jnp.stack([theta + speed * its.dt, speed]), -cost, False
+
+    def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
+        """The score, and the share of decisions at which the rod is within 15 degrees of the upright."""
+        upright = (episode.obs[:, 0] >= UPRIGHT).astype(episode.reward.dtype)
+        return {"score": score(episode), "upright": jnp.mean(upright)}
+
+    def sketch(self, obs: Float[Array, " 3"]) -> list[Polyline]:
+        """The rod."""
+        return [float(self.l) * np.asarray([[0.0, 0.0], [float(obs[1]), float(obs[0])]])]
+
+
+pendulum = family(
+    Pendulum,
+    vary="l",
+    usual=dict.fromkeys(("g", "m", "l"), (0.5, 1.5)),
+    doc="""Pendulums as in Gymnasium; gravity `g`, mass `m` and length `l` usually vary by half.""",
+)

@@ -1,0 +1,103 @@
+"""What the classic control tasks share: constants that may differ between agents, and fleets of such agents."""
+
+import dataclasses
+import inspect
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+
+from perfedrl.envs.base import check_episode
+from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.variation import Vary, vary_agents
+from perfedrl.errors import UserError
+from perfedrl.types import Array, Trajectory
+
+Constant = Float[Array, "*n"] | float
+"""A constant of nature, or of one agent's body."""
+
+Polyline = Float[np.ndarray, "_ 2"]
+"""A piece of a drawing in the plane, in metres."""
+
+NO_NOISE = np.zeros(0)
+SHARED = ("horizon", "discount")
+
+
+def like(task: Any, x: Float[Array, "..."]) -> Any:
+    """The task with its constants in the precision of an array: what follows from them has the same bits anywhere."""
+    return jax.tree.map(lambda constant: jnp.asarray(constant, x.dtype), task)
+
+
+def constants(kind: Any) -> list[str]:
+    """The names of a task's physical constants."""
+    return [field.name for field in dataclasses.fields(kind) if field.name not in SHARED]
+
+
+def check_physics(task: Any, signed: Sequence[str] = ()) -> None:
+    """Refuse constants that are no numbers, and those that must be positive and are not; traced ones are left alone."""
+    check_episode(task.horizon, task.discount)
+    for name in constants(task):
+        value = getattr(task, name)
+        if not isinstance(value, jax.Array):
+            numeric = isinstance(value, numbers.Real | np.ndarray) and not isinstance(value, bool)
+            if not numeric or not np.all(np.isfinite(value) & ((np.asarray(value) > 0) | (name in signed))):
+                what = "a finite number" if name in signed else "a finite number > 0"
+                raise UserError(f"{name} must be {what}; it is {value!r}")
+
+
+def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Whole numbers as floats, so that a list of them makes no array of integers."""
+    return {name: float(x) if isinstance(x, int) and not isinstance(x, bool) else x for name, x in values.items()}
+
+
+def over(task: Any, episode: Trajectory) -> Bool[Array, ""]:
+    """Whether an episode ended before its time or with its last decision, where observations are states.
+
+    The mask says nothing of the last step, so that step is taken once more.
+    """
+    last = jax.tree.map(lambda x: x[-1], episode)
+    return (last.mask == 0) | task.step(last.obs, last.action, NO_NOISE)[2]
+
+
+def score(episode: Trajectory) -> Float[Array, ""]:
+    """The sum of an episode's rewards, without discount: the literature's score."""
+    return jnp.sum(episode.reward)
+
+
+def family(kind: Any, vary: str, usual: Mapping[str, tuple[float, float]], doc: str) -> Callable[..., Fleet]:
+    """A function that makes fleets of one kind of task; its parameters are the constants, with the kind's defaults.
+
+    `vary` is what varies unless one says otherwise; `usual` how far each constant varies where only its name is given,
+    as factors of the value that the fleet is given.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+
+    def make(agents: int = 8, held_out: int = 3, seed: int = 0, vary: Vary = vary, **given: Any) -> Fleet:
+        if unknown := set(given) - set(defaults):
+            raise TypeError(f"{kind.__name__} has no {sorted(unknown)}")
+        base = {**defaults, **given}
+        ranges = {name: [base[name] * low, base[name] * high] for name, (low, high) in usual.items()}
+        kind(**base)  # refuses bad constants before their multiples
+        parts = vary_agents(vary, agents, held_out, seed, constants(kind), ranges)
+        tasks = lambda part: [kind(**{**base, **as_floats(values)}) for values in part]  # noqa: E731
+        return fleet(tasks(parts.train), tasks(parts.held_out))
+
+    return described(make, kind, defaults, doc)
+
+
+def described(make: Callable[..., Fleet], kind: Any, defaults: Mapping[str, Any], doc: str) -> Callable[..., Fleet]:
+    """The function with a signature that names every constant, so that configs are checked against it."""
+    first = [p for p in inspect.signature(make).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    types = {name: int if name == "horizon" else float for name in defaults}
+    order = [*SHARED, *constants(kind)]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults[name], annotation=types[name])
+        for name in order
+    ]
+    make.__signature__ = inspect.Signature([*first, *more], return_annotation=Fleet)  # type: ignore[attr-defined]
+    make.__doc__ = doc
+    return make
