@@ -3,7 +3,18 @@
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import Task
-from perfedrl.envs.control import CartPole, Pendulum, cart_pole, pendulum
+from perfedrl.envs.control import (
+    Acrobot,
+    CartPole,
+    MountainCar,
+    MountainCarContinuous,
+    Pendulum,
+    acrobot,
+    cart_pole,
+    mountain_car,
+    mountain_car_continuous,
+    pendulum,
+)
 from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.gridworld import gridworld
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
@@ -14,12 +25,15 @@ from perfedrl.registry import registry
 
 ENVS = registry(
     "environment",
+    acrobot=acrobot,
     arc=arc,
     arrays=arrays,
     bandits=bandits,
     cart_pole=cart_pole,
     circle=circle,
     gridworld=gridworld,
+    mountain_car=mountain_car,
+    mountain_car_continuous=mountain_car_continuous,
     navigation=navigation,
     pendulum=pendulum,
     point_navigation=point_navigation,
@@ -30,13 +44,17 @@ ENVS = registry(
 __all__ = [
     "ENVS",
     "WITNESS_FEATURES",
+    "Acrobot",
     "CartPole",
     "Fleet",
+    "MountainCar",
+    "MountainCarContinuous",
     "Navigation",
     "Pendulum",
     "PointNavigation",
     "TabularMDP",
     "Task",
+    "acrobot",
     "arc",
     "arrays",
     "bandits",
@@ -45,6 +63,8 @@ __all__ = [
     "fleet",
     "gridworld",
     "mix",
+    "mountain_car",
+    "mountain_car_continuous",
     "navigation",
     "pendulum",
     "point_navigation",

@@ -38,20 +38,23 @@ def constants(kind: Any) -> list[str]:
 
 
 def check_physics(task: Any, signed: Sequence[str] = ()) -> None:
-    """Refuse constants that are no numbers, and those that must be positive and are not; traced ones are left alone."""
+    """Refuse constants that are not finite, and those that must be positive and are not; traced ones are left alone."""
     check_episode(task.horizon, task.discount)
     for name in constants(task):
         value = getattr(task, name)
-        if not isinstance(value, jax.Array):
-            numeric = isinstance(value, numbers.Real | np.ndarray) and not isinstance(value, bool)
-            if not numeric or not np.all(np.isfinite(value) & ((np.asarray(value) > 0) | (name in signed))):
-                what = "a finite number" if name in signed else "a finite number > 0"
-                raise UserError(f"{name} must be {what}; it is {value!r}")
+        if isinstance(value, jax.Array):
+            continue
+        if not np.all(np.isfinite(value) & (np.greater(value, 0) | (name in signed))):
+            what = "a finite number" if name in signed else "a finite number > 0"
+            raise UserError(f"{name} must be {what}; it is {value!r}")
 
 
-def as_floats(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Whole numbers as floats, so that a list of them makes no array of integers."""
-    return {name: float(x) if isinstance(x, int) and not isinstance(x, bool) else x for name, x in values.items()}
+def as_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    """What varies as numbers with a fraction, so that a list of whole ones makes no array of integers."""
+    for name, value in values.items():
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise UserError(f"vary: {name} must be a number; it is {value!r}")
+    return {name: float(value) for name, value in values.items()}
 
 
 def over(task: Any, episode: Trajectory) -> Bool[Array, ""]:

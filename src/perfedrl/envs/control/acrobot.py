@@ -1,0 +1,107 @@
+"""Acrobot: two hanging links, a motor at the joint between them; swing the tip up. Agents differ in their links."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, score
+from perfedrl.types import Array, Noise, Trajectory
+
+State = Float[Array, " 4"]
+"""Angle of the first link from hanging, of the second from the first, and their velocities."""
+
+
+class Acrobot(eqx.Module):
+    """Gymnasium's Acrobot-v1, with the book's equations: reward -1 until the tip is high enough.
+
+    Where a link's mass sits is a share of its length, so that it moves along when the length is changed. What counts as
+    high enough, -cos(theta_1) - cos(theta_1 + theta_2) > 1, depends on the angles alone, as in Gymnasium.
+    """
+
+    link_length_1: Constant = 1.0
+    link_length_2: Constant = 1.0
+    link_mass_1: Constant = 1.0
+    link_mass_2: Constant = 1.0
+    link_com_1: Constant = 0.5
+    link_com_2: Constant = 0.5
+    link_moi: Constant = 1.0
+    gravity: Constant = 9.8
+    torque: Constant = 1.0
+    max_vel_1: Constant = 4 * np.pi
+    max_vel_2: Constant = 9 * np.pi
+    dt: Constant = 0.2
+    horizon: int = eqx.field(static=True, default=499)
+    discount: float = eqx.field(static=True, default=0.99)
+
+    reset_noise = 4
+    step_noise = 0
+    actions = 3
+    reward_bound = 1.0
+
+    def __check_init__(self) -> None:
+        check_physics(self, signed=["gravity"])
+
+    @property
+    def link_com_pos_1(self) -> Constant:
+        return self.link_com_1 * self.link_length_1
+
+    @property
+    def link_com_pos_2(self) -> Constant:
+        return self.link_com_2 * self.link_length_2
+
+    def reset(self, u: Noise) -> State:
+        return 0.2 * u - 0.1
+
+    def observe(self, state: State) -> Float[Array, " 6"]:
+        cos, sin = jnp.cos(state[:2]), jnp.sin(state[:2])
+        return jnp.stack([cos[0], sin[0], cos[1], sin[1], state[2], state[3]])
+
+    def step(self, state: State, action: Int[Array, ""], u: Noise) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
+        its = like(self, state)
+        torque = (action - 1) * its.torque
+        slope, half = lambda state: its.derivative(state, torque), its.dt / 2
+        k1 = slope(state)
+        k2 = slope(state + half * k1)
+        k3 = slope(state + half * k2)
+        k4 = slope(state + its.dt * k3)
+        state = state + its.dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        angles = state[:2] - 2 * np.pi * jnp.ceil((state[:2] - np.pi) / (2 * np.pi))
+        limit = jnp.stack([its.max_vel_1, its.max_vel_2])
+        state = jnp.concatenate([angles, jnp.clip(state[2:], -limit, limit)])
+        done = -jnp.cos(state[0]) - jnp.cos(state[0] + state[1]) > 1
+        return state, jnp.where(done, 0, -1).astype(state.dtype), done
+
+    def derivative(self, state: State, torque: Float[Array, ""]) -> State:
+        """The state's derivative: d, phi and the accelerations as Sutton and Barto write them."""
+        theta1, theta2, speed1, speed2 = state
+        m1, m2, l1, I, g = self.link_mass_1, self.link_mass_2, self.link_length_1, self.link_moi, self.gravity  # noqa: E741
+        c1, c2 = self.link_com_pos_1, self.link_com_pos_2
+        cos, sin = jnp.cos(theta2), jnp.sin(theta2)
+        d1 = m1 * c1**2 + m2 * (l1**2 + c2**2 + 2 * l1 * c2 * cos) + 2 * I
+        d2 = m2 * (c2**2 + l1 * c2 * cos) + I
+        phi2 = m2 * c2 * g * jnp.sin(theta1 + theta2)
+        swing = m2 * l1 * c2 * sin
+        phi1 = -swing * speed2**2 - 2 * swing * speed1 * speed2 + (m1 * c1 + m2 * l1) * g * jnp.sin(theta1) + phi2
+        acc2 = (torque + d2 / d1 * phi1 - swing * speed1**2 - phi2) / (m2 * c2**2 + I - d2**2 / d1)
+        return jnp.stack([speed1, speed2, -(d2 * acc2 + phi1) / d1, acc2])
+
+    def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
+        """The score, and whether the tip came up: the only decision that is not charged."""
+        free = (episode.reward > -0.5) & (episode.mask > 0)
+        return {"score": score(episode), "success": jnp.any(free).astype(episode.reward.dtype)}
+
+    def sketch(self, obs: Float[Array, " 6"]) -> list[Polyline]:
+        """The two links."""
+        one, two = np.arctan2(float(obs[1]), float(obs[0])), np.arctan2(float(obs[3]), float(obs[2]))
+        along = lambda length, angle: float(length) * np.asarray([np.sin(angle), -np.cos(angle)])  # noqa: E731
+        joint = along(self.link_length_1, one)
+        return [np.stack([np.zeros(2), joint]), np.stack([joint, joint + along(self.link_length_2, one + two)])]
+
+
+acrobot = family(
+    Acrobot,
+    vary="link_length_2",
+    usual=dict.fromkeys(("link_length_1", "link_length_2", "link_mass_1", "link_mass_2", "link_moi"), (0.5, 1.5)),
+    doc="""Acrobots as in Gymnasium; lengths, masses and inertia of the links usually vary by half.""",
+)
