@@ -8,6 +8,10 @@ class UserError(ValueError):
     """What was expected, what came, and what to do about it. The command line prints it and exits with code 2."""
 
 
+class AgentError(UserError):
+    """An agent's own environment failed in the middle of its work: the fleet can go on without it for a round."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known names closest to a word, or the list of all of them."""
     known = sorted(known)

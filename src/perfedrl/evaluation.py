@@ -1,22 +1,24 @@
 """How a run is measured: every agent before and after its adaptation, exactly or by Monte Carlo."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm
+from perfedrl.algorithms.wrapping import with_own
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled, reward_to_go
 from perfedrl.exact import Exact
 from perfedrl.policies import Policy
 from perfedrl.registry import registry
-from perfedrl.rollout import RolloutSampler
+from perfedrl.rollout import outline, sampler
 from perfedrl.types import Array, Params, Trajectory
 
 Outcomes = dict[str, Float[Array, ""]]
@@ -103,7 +105,7 @@ class MonteCarlo(eqx.Module):
 
     def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Draw m episodes."""
-        return RolloutSampler(task, self.agent.policy).sample(params, key, m)
+        return sampler(task, self.agent.policy).sample(params, key, m)
 
 
 def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
@@ -115,14 +117,14 @@ def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, 
 def before_and_after(
     evaluation: Evaluation, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
 ) -> dict[str, Outcomes]:
-    """One agent's outcomes under the shared parameters and under its own.
+    """One agent's outcomes under the shared parameters, with what is its own of them, and after adaptation.
 
     Both are measured with the same uniforms, so that what adaptation gains is less noisy than either.
     """
     adaptation, episodes = jax.random.split(key)
     own = algorithm.personalize(message, client, evaluation.objective(task), adaptation, evaluation.trajectories)
     measure = lambda params: evaluation.outcomes(task, params, episodes)  # noqa: E731
-    return {"before": measure(algorithm.shared(message)), "after": measure(own)}
+    return {"before": measure(algorithm.shared(with_own(algorithm, message, client))), "after": measure(own)}
 
 
 def deploy(
@@ -145,13 +147,18 @@ def deploy(
     for m in evaluation.few_shot:
         keys = jax.random.split(jax.random.fold_in(budgets, m), evaluation.repeats)
         # One after the other: side by side they would need the memory of all.
-        measured, own = jax.lax.map(partial(once, m), keys)
+        measured, own = jax.lax.map(partial(once, m), keys) if objective.traceable else stacked(partial(once, m), keys)
         outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
         if evaluation.rollouts:
             last = jax.tree.map(lambda x: x[-1], own)
             rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
     stack = lambda *xs: jnp.stack(xs)  # noqa: E731
     return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
+
+
+def stacked(f: Callable[[Any], Any], xs: Any) -> Any:
+    """`jax.lax.map` for what JAX cannot trace."""
+    return jax.tree.map(lambda *ys: np.stack(ys), *(f(x) for x in xs))
 
 
 def check_fit(task: Any, policy: Policy) -> Trajectory:
@@ -161,7 +168,14 @@ def check_fit(task: Any, policy: Policy) -> Trajectory:
     )
     if taken and needed and taken != needed:
         raise UserError(f"the policy does not fit the fleet: it has {taken}, the agents have {needed}")
-    sample = lambda key: RolloutSampler(task, policy).sample(policy.init(key), key, 1)  # noqa: E731
+    one = lambda x: x[0, 0]  # noqa: E731
+
+    def sample(key: PRNGKeyArray) -> Trajectory:
+        params = policy.init(key)
+        played = outline(task, policy).sample(params, key, 1)
+        policy.log_prob(params, *jax.tree.map(one, (played.obs, played.action)))
+        return played
+
     try:
         return jax.eval_shape(sample, jax.random.key(0))
     except (TypeError, ValueError, IndexError) as error:
@@ -171,7 +185,7 @@ def check_fit(task: Any, policy: Policy) -> Trajectory:
 def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
     """Refuse estimators that cannot work with the policy, or with curvature batches of m; nothing is sampled."""
     check_fit(fleet.task(0), agent.policy)
-    objective, key = agent(fleet.task(0)), jax.random.key(0)
+    objective, key = agent.outline(fleet.task(0)), jax.random.key(0)
     theta = jax.eval_shape(agent.policy.init, key)
     jax.eval_shape(lambda t: (objective.gradient(t, key, 2), objective.curvature(t, t, key, m)), theta)
 

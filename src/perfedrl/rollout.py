@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
+from perfedrl.envs.fleet import brings_sampler
 from perfedrl.policies import Policy
 from perfedrl.types import Array, Params, Trajectory
 
@@ -35,6 +36,27 @@ class RolloutSampler(eqx.Module):
         """Draw m independent trajectories xi ~ q_i(.; theta), eq. (1)."""
         u = jax.random.uniform(key, (m, noise_size(self.policy, self.task)))
         return jax.vmap(lambda u: episode(self.policy, params, self.task, u))(u)
+
+
+class Outline(eqx.Module):
+    """Made-up episodes of an agent that is played in Python: what has their shapes can be checked, not learned from."""
+
+    task: Any = eqx.field(static=True)
+
+    traceable = True
+
+    def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        return self.task.outline(m)
+
+
+def sampler(task: Any, policy: Any) -> Sampler:
+    """What samples an agent: what its task brings, or JAX by the task's steps."""
+    return task.sampler(policy) if brings_sampler(task) else RolloutSampler(task, policy)
+
+
+def outline(task: Any, policy: Any) -> Sampler:
+    """What JAX can trace in its place, to see shapes."""
+    return Outline(task) if brings_sampler(task) else RolloutSampler(task, policy)
 
 
 def noise_size(policy: Policy, task: Any) -> int:

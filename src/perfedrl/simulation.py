@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from perfedrl import live
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.algorithms.wrapping import check_agents
 from perfedrl.envs import Fleet
@@ -110,6 +111,9 @@ class Simulation:
         """Train every lane for some rounds, counted from `first`."""
         chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
         weights = None if self.weights is None else np.asarray(self.weights, float)
+        if not self.fleet.traceable:
+            there = self.algorithms, state, self.seeds, self._agent, self.fleet.train
+            return live.advance(*there, first, rounds, weights)
         with self._precision:
             call = lambda lanes, devices: advance_lanes(  # noqa: E731
                 *lanes, self._agent, self.fleet.train, first, rounds, weights, chunk=chunk, devices=devices
@@ -165,6 +169,9 @@ class Simulation:
         tasks, first_agent = (fleet.held_out, fleet.agents) if held_out else (fleet.train, 0)
         if held_out:
             clients = _repeat(self._init()[1], fleet.held_out_agents, axis=1)
+        if not self.fleet.traceable:
+            lanes = self.algorithms, state.server.message, clients, self.seeds
+            return live.measure(how, *lanes, self._evaluation, tasks, first_agent, moment)
         evaluation, chunk = self._evaluation, self._chunk(self._evaluation.decisions(tasks))
         program: Callable = float64(measure_lanes) if evaluation.float64 else measure_lanes
         call = lambda lanes, devices: program(  # noqa: E731
@@ -188,7 +195,8 @@ class Simulation:
         """What one agent receives and sends; one that sends nothing takes no part in a federation."""
         with self._precision:
             server, client = jax.tree.map(lambda x: x[0], self._init())
-            agent = self._agent(self.fleet.task(0))
+            task = self.fleet.task(0)
+            agent = self._agent.outline(task) if isinstance(self._agent, Sampled) else self._agent(task)
             work = lambda key: self.algorithms[0].client(server.message, client, agent, key)  # noqa: E731
             upload, _ = jax.eval_shape(work, jax.random.key(0))
         crossing = jax.tree.leaves((server.message, upload)) if jax.tree.leaves(upload) else []
@@ -206,8 +214,9 @@ class Simulation:
                 continue
             state = self.advance(standing.state, standing.round, stop - standing.round)
             measured = self.measure(state, stop)
-            # Sampled returns can look well where parameters no longer do.
-            if not all(np.isfinite(x).all() for x in (measured.before, measured.after, *jax.tree.leaves(state))):
+            # Sampled returns can look well where parameters no longer do; agents whose environments failed have none.
+            returns = (measured.before, measured.after) if self.fleet.traceable else ()
+            if not all(np.isfinite(x).all() for x in (*returns, *jax.tree.leaves(state))):
                 raise UserError(f"training diverged between rounds {standing.round} and {stop}: lower alpha or beta")
             standing = Standing(stop, state, standing.history.extend(measured))
             yield standing

@@ -12,11 +12,49 @@ from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
 
 
+class Roster(Sequence[Any]):
+    """Tasks that bring samplers of their own, side by side; what one says of itself, all say.
+
+    To JAX it is a single leaf: nothing in it is traced.
+    """
+
+    def __init__(self, tasks: Sequence[Any]):
+        self._tasks = tuple(tasks)
+
+    def __getitem__(self, i: Any) -> Any:
+        return Roster(self._tasks[i]) if isinstance(i, slice) else self._tasks[i]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._tasks[0], name)
+
+    def close(self) -> None:
+        """Close what the tasks keep open."""
+        for task in self._tasks:
+            if hasattr(task, "close"):
+                task.close()
+
+
 class Fleet(eqx.Module):
     """Tasks of the agents that train together and, maybe, of agents that never take part in training."""
 
     train: Any
     held_out: Any = None
+
+    @property
+    def traceable(self) -> bool:
+        """Whether JAX can trace the tasks; those that bring samplers of their own are played in Python."""
+        return not isinstance(self.train, Roster)
+
+    def close(self) -> None:
+        """Close what agents keep open between rounds; it opens again when it is needed."""
+        for part in (self.train, self.held_out):
+            if isinstance(part, Roster):
+                part.close()
 
     @property
     def agents(self) -> int:
@@ -39,12 +77,32 @@ def fleet(train: Sequence[Task], held_out: Sequence[Task] = ()) -> Fleet:
     """Make a fleet of single tasks. All must have the same shapes, horizon and discount."""
     if not train:
         raise UserError("a fleet needs at least one training agent")
+    if any(brings_sampler(task) for task in (*train, *held_out)):
+        return roster(train, held_out)
     stacked = stack([*train, *held_out])
     n = len(train)
     return Fleet(
         train=jax.tree.map(lambda x: x[:n], stacked),
         held_out=jax.tree.map(lambda x: x[n:], stacked) if held_out else None,
     )
+
+
+def roster(train: Sequence[Any], held_out: Sequence[Any]) -> Fleet:
+    """A fleet of tasks that bring samplers of their own."""
+    first, tasks = train[0], (*train, *held_out)
+    for i, task in enumerate(tasks):
+        if not brings_sampler(task):
+            raise UserError(f"agents of one fleet must be of one kind: agent {i} brings no sampler of its own")
+        for what in ("horizon", "discount", "observation_size", "actions", "action_size"):
+            one, other = getattr(first, what, None), getattr(task, what, None)
+            if one != other:
+                raise UserError(f"agents of one fleet must be alike: agent 0 has {what} {one}, agent {i} has {other}")
+    return Fleet(Roster(train), Roster(held_out) if held_out else None)
+
+
+def brings_sampler(task: Any) -> bool:
+    """Whether an agent is sampled by what it brings, `task.sampler(policy)`, and not by tracing its steps."""
+    return hasattr(task, "sampler")
 
 
 def stack(tasks: Sequence[Task]) -> Any:

@@ -12,8 +12,10 @@ from jaxtyping import PRNGKeyArray, Shaped
 from safetensors.numpy import save
 
 from perfedrl.compilation import jit
+from perfedrl.envs.fleet import brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
+from perfedrl.estimators.meta import iterate
 from perfedrl.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step
@@ -21,7 +23,7 @@ from perfedrl.experiments.files import named_leaves, write_atomically
 from perfedrl.experiments.stats import Interval, mean_interval, share_interval
 from perfedrl.experiments.store import Run, load_run
 from perfedrl.lanes import PERSONALIZATION
-from perfedrl.rollout import RolloutSampler
+from perfedrl.rollout import sampler
 from perfedrl.types import Params
 
 EPISODES, SHOWN, MOST_STEPS = 512, 12, 100_000
@@ -98,7 +100,8 @@ def personalize(
     name, chosen = choose_agent(run, goal, agent, task)
     theta = jax.tree.map(lambda x: x[lane], run.params)
     adaptation, measuring = jax.random.split(personal_key(seed, name, draw))
-    own = _adapted(run.config.parts.agent, chosen, theta, step_size, adaptation, trajectories, steps)
+    adapted = _steps if brings_sampler(chosen) else _adapted
+    own = adapted(run.config.parts.agent, chosen, theta, step_size, adaptation, trajectories, steps)
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
         raise UserError(f"the agent's parameters became infinite: lower alpha, which is {alpha:g}")
@@ -119,7 +122,7 @@ def measure(
     policy: Any, task: Any, params: Params, key: jax.Array, episodes: int
 ) -> tuple[dict[str, Interval], np.ndarray]:
     """Outcomes over fresh episodes with their intervals, and the first few episodes' observations."""
-    outcomes, obs = _episodes(policy, task, params, key, episodes)
+    outcomes, obs = (_play if brings_sampler(task) else _episodes)(policy, task, params, key, episodes)
     intervals = {}
     for name, values in outcomes.items():
         values = np.asarray(values, float)
@@ -163,12 +166,12 @@ def check(**counts: int) -> None:
 
 def _steps(agent, task, theta, alpha, key, trajectories, steps):
     objective = agent(task)
-    step = lambda theta, key: (adapt(objective, theta, alpha, key, trajectories), None)  # noqa: E731
-    return jax.lax.scan(step, theta, jax.random.split(key, steps))[0]
+    step = lambda theta, key: (adapt(objective, theta, alpha, key, trajectories), ())  # noqa: E731
+    return iterate(objective, step, theta, jax.random.split(key, steps))[0]
 
 
 def _play(policy, task, params, key, episodes):
-    batch = RolloutSampler(task, policy).sample(params, key, episodes)
+    batch = sampler(task, policy).sample(params, key, episodes)
     return episode_outcomes(task, batch), batch.obs
 
 

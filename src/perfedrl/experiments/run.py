@@ -117,10 +117,16 @@ def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpo
                 saved = time.monotonic()
         deployment = simulation.deploy(standing.state, rounds)
         _save_runs(root, configs, standing, deployment, time.monotonic() - began)
+    except UserError:
+        if standing.round > start.round:  # what was learned until then is kept
+            _save_checkpoints(root, configs, standing, time.monotonic() - began)
+        raise
     except KeyboardInterrupt:
         unfinished = [config for config in configs if partial_folder(root, config).exists()]
         _save_checkpoints(root, configs, standing, time.monotonic() - began, only=unfinished)
         raise Interrupted([config.name for config in configs], standing.round, rounds) from None
+    finally:
+        simulation.fleet.close()
 
 
 def _save_runs(

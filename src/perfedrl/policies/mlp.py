@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from perfedrl.envs import Fleet
+from perfedrl.envs.noise import standard_normal
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.policies.regularity import softmax_of_network
@@ -57,6 +58,44 @@ class MLPSoftmax(eqx.Module):
     def regularity_within(self, radius: float, observation: float) -> tuple[float, float, float]:
         """G, M and Lambda of Assumption 2 on |theta| <= radius, for observations of bounded norm."""
         return softmax_of_network(self.widths, radius, observation)
+
+
+class MLPFactored(eqx.Module):
+    """Independent softmaxes over the outputs of one MLP, for actions of several discrete components.
+
+    `actions` says how many choices each component has; the network has an output for each of them.
+    """
+
+    widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+    actions: tuple[int, ...] = eqx.field(static=True, converter=tuple)
+
+    def __check_init__(self) -> None:
+        check_widths(self.widths)
+        if not self.actions or min(self.actions) < 1 or sum(self.actions) != self.widths[-1]:
+            raise UserError(f"the network has {self.widths[-1]} outputs for components of {self.actions} choices")
+
+    @property
+    def noise(self) -> int:
+        return len(self.actions)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        return init_layers(key, self.widths)
+
+    def sample(self, params: Params, obs: Float[Array, " d"], u: Noise) -> Int[Array, " k"]:
+        parts = self._parts(forward(params, obs))
+        return jnp.stack([inverse_cdf(jax.nn.softmax(part), u[i]) for i, part in enumerate(parts)])
+
+    def log_prob(self, params: Params, obs: Float[Array, " d"], action: Int[Array, " k"]) -> Float[Array, ""]:
+        logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
+        return sum((jnp.sum(jnp.where(jnp.arange(x.size) == a, x, 0)) for x, a in zip(logp, action)), jnp.zeros(()))  # noqa: B905
+
+    def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
+        """How undecided the policy is at an observation, over all components."""
+        logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
+        return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
+
+    def _parts(self, outputs: Float[Array, " k"]) -> list[Float[Array, " a"]]:
+        return jnp.split(outputs, np.cumsum(self.actions)[:-1])
 
 
 class GaussianMLP(eqx.Module):
@@ -126,23 +165,23 @@ def init_layers(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
     return tuple(layers)
 
 
-def standard_normal(u: Float[Array, " k"]) -> Float[Array, " k"]:
-    """Standard normal draws from uniforms on [0, 1), by inverse transform."""
-    edge = np.nextafter(np.asarray(1, u.dtype), np.asarray(0, u.dtype))
-    return np.sqrt(2).astype(u.dtype) * jax.lax.erf_inv(jnp.clip(2 * u - 1, -edge, edge))
-
-
 def check_widths(widths: Sequence[int]) -> None:
     if len(widths) < 2 or any(not 1 <= width <= WIDEST for width in widths):
         raise UserError(f"an MLP needs at least two widths, each from 1 to {WIDEST}; they are {list(widths)}")
 
 
-def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax:
-    """A softmax MLP with tanh units for observations that are vectors and finitely many actions."""
+def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored:
+    """A softmax MLP with tanh units for observations that are vectors and finitely many actions.
+
+    Where an action has several components, there is a softmax for each.
+    """
     actions = getattr(fleet.train, "actions", None)
-    if not isinstance(actions, int):
+    if not isinstance(actions, int | tuple):
         raise UserError("the policy 'mlp' needs agents with finitely many actions; for others there is 'gaussian-mlp'")
-    return MLPSoftmax((observation_size(fleet, "mlp"), *hidden, actions))
+    size = observation_size(fleet, "mlp")
+    if isinstance(actions, tuple):
+        return MLPFactored((size, *hidden, sum(actions)), actions)
+    return MLPSoftmax((size, *hidden, actions))
 
 
 def gaussian_mlp(fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0) -> GaussianMLP:
@@ -156,6 +195,8 @@ def gaussian_mlp(fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float
 def observation_size(fleet: Fleet, name: str) -> int:
     """The length of an agent's observation."""
     task: Any = fleet.task(0)
+    if hasattr(task, "observation_size"):
+        return task.observation_size
     obs = jax.eval_shape(lambda u: task.observe(task.reset(u)), jax.ShapeDtypeStruct((task.reset_noise,), np.float32))
     if not hasattr(obs, "dtype") or obs.ndim != 1 or not np.issubdtype(obs.dtype, np.floating):
         raise UserError(

@@ -1,0 +1,5 @@
+"""Any Gymnasium environment as an agent of a fleet. Gymnasium itself is imported when a fleet is made."""
+
+from perfedrl.envs.gym.fleet import GymTask, gymnasium_fleet
+
+__all__ = ["GymTask", "gymnasium_fleet"]

@@ -1,0 +1,145 @@
+"""One agent's environment: a registered id or a factory, made with the agent's own physics."""
+
+import copy
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfedrl.errors import UserError, nearest
+
+Factory = Callable[..., Any]
+
+
+def gymnasium() -> Any:
+    """The package, where it is installed."""
+    try:
+        return importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise UserError("Gymnasium environments need an extra: pip install 'perfedrl[gym]'") from error
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one agent's environment, as often as there are episodes side by side; travels to worker processes.
+
+    `values` are what tells this agent from others: arguments of the constructor, or attributes that the constructor
+    sets. The latter take the agent's value at the moment they are set, so that all that the constructor derives from
+    them is derived from that value.
+    """
+
+    source: str | Factory
+    values: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the constructor that all agents share."""
+
+    def __call__(self, **more: Any) -> Any:
+        gym = gymnasium()
+        factory = imported(self.source) if isinstance(self.source, str) else self.source
+        if factory is not None:
+            env = varied(factory, {**self.options, **more}, self.values, self.name)
+            if not isinstance(env, gym.Env):
+                raise UserError(f"{self.name} must make a gymnasium.Env; it made a {type(env).__name__}")
+            return env
+        spec = copy.copy(specification(self.source))
+        creator = spec.entry_point
+        if isinstance(creator, str):
+            creator = gym.envs.registration.load_env_creator(creator)
+        if creator is None:
+            raise UserError(f"the environment {self.name!r} says nothing of how it is made (it has no entry point)")
+        spec.entry_point = lambda **arguments: varied(creator, arguments, self.values, self.name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return gym.make(spec, disable_env_checker=True, **self.options, **more)
+        except (TypeError, gym.error.Error, ImportError) as error:
+            raise UserError(f"the environment {self.name!r} cannot be made: {error}") from error
+
+    @property
+    def name(self) -> str:
+        return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
+
+    @property
+    def longest(self) -> int | None:
+        """The number of steps after which Gymnasium truncates an episode, where that is registered."""
+        if not isinstance(self.source, str) or imported(self.source) is not None:
+            return None
+        return specification(self.source).max_episode_steps
+
+
+def imported(name: str) -> Factory | None:
+    """The factory that `module:function` names; None for an id of Gymnasium, which may have a module before it too."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        return None
+    try:
+        factory = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise UserError(f"the environment {name!r} cannot be imported: {error}") from error
+    return factory if callable(factory) else None
+
+
+def specification(name: str) -> Any:
+    """What Gymnasium has registered under an id."""
+    gym = gymnasium()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is a newer version
+            if ":" in name:
+                importlib.import_module(name.partition(":")[0])  # registers it
+            return gym.spec(name.rpartition(":")[2])
+    except (gym.error.Error, ImportError) as error:
+        raise UserError(f"Gymnasium knows no environment {name!r}{nearest(name, gym.registry)}") from error
+
+
+def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
+    """What a factory makes with an agent's values: as arguments where it takes them, as attributes elsewhere."""
+    accepted = inspect.signature(factory).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and not isinstance(factory, type)
+    own = {key: value for key, value in values.items() if key in accepted or takes_all}
+    rest = {key: value for key, value in values.items() if key not in own}
+    if not rest:
+        return factory(**arguments, **own)
+    if not isinstance(factory, type):
+        env = factory(**arguments, **own)
+        missing = [key for key in rest if not hasattr(env.unwrapped, key)]
+        check_known(missing, [*accepted, *public(env.unwrapped)], name)
+        for key, value in rest.items():
+            setattr(env.unwrapped, key, value)
+        return env
+    return overridden(factory, {**arguments, **own}, rest, name)
+
+
+def overridden(kind: type, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
+    """An object of a class whose constructor found other values in the attributes it set.
+
+    The class is another one only while the constructor runs; what later calls set is left alone.
+    """
+    seen = set()
+
+    def set_attribute(self: Any, key: str, value: Any) -> None:
+        seen.add(key)
+        kind.__setattr__(self, key, values.get(key, value))
+
+    constants = {key: value for key, value in values.items() if hasattr(kind, key)}
+    made = type(kind.__name__, (kind,), {"__setattr__": set_attribute, "__module__": kind.__module__, **constants})
+    env = made(**arguments)
+    env.__class__ = kind
+    check_known([key for key in values if key not in seen | set(constants)], public(env), name)
+    for key, value in constants.items():
+        setattr(env, key, value)
+    return env
+
+
+def check_known(missing: list[str], known: list[str], name: str) -> None:
+    if missing:
+        raise UserError(f"vary: the environment {name!r} has no parameter {missing[0]!r}{nearest(missing[0], known)}")
+
+
+def public(env: Any) -> list[str]:
+    """The numbers that an environment keeps by name, its own and its class's."""
+    number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)  # noqa: E731
+    names = {*vars(env), *(key for kind in type(env).__mro__ for key in vars(kind))}
+    return sorted(key for key in names if not key.startswith("_") and number(getattr(env, key, None)))

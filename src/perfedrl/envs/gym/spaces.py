@@ -1,0 +1,61 @@
+"""What an agent sees and does: Gymnasium's spaces as vectors of numbers, and numbers as its actions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Shaped
+
+from perfedrl.envs.gym.making import gymnasium
+from perfedrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The sizes that agents of one fleet share: `actions` is a number or one per component, or there is a vector."""
+
+    observation_size: int
+    actions: int | tuple[int, ...] | None
+    action_size: int | None
+
+    def __str__(self) -> str:
+        acts = f"{self.actions} actions" if self.action_size is None else f"actions of length {self.action_size}"
+        return f"observations of length {self.observation_size} and {acts}"
+
+
+def sizes(env: Any, name: str) -> Spaces:
+    """The sizes of an environment's spaces; its observations may be anything that Gymnasium can flatten."""
+    spaces, space = gymnasium().spaces, env.action_space
+    if not env.observation_space.is_np_flattenable:
+        raise UserError(f"{name}: observations in {env.observation_space} have no fixed length")
+    seen = int(spaces.flatdim(env.observation_space))
+    if isinstance(space, spaces.Discrete):
+        return Spaces(seen, int(space.n), None)
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        counts = space.nvec if isinstance(space, spaces.MultiDiscrete) else np.full(space.shape, 2)
+        return Spaces(seen, tuple(int(n) for n in np.ravel(counts)), None)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Spaces(seen, None, int(np.prod(space.shape)))
+    raise UserError(
+        f"{name}: actions in {space} are not supported; discrete, multi-discrete, multi-binary and box actions are"
+    )
+
+
+def flattened(env: Any) -> Any:
+    """The environment with observations that are vectors, by Gymnasium's own flattening where they are not."""
+    gym = gymnasium()
+    plain = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
+    return env if plain else gym.wrappers.FlattenObservation(env)
+
+
+def to_actions(space: Any) -> Callable[[Shaped[np.ndarray, "n *a"]], np.ndarray]:
+    """What turns a batch of a policy's actions into those of a space: numbers from its start on, or clipped vectors."""
+    spaces = gymnasium().spaces
+    if isinstance(space, spaces.Box):
+        low, high = space.low.ravel(), space.high.ravel()
+        return lambda a: np.clip(a, low, high).astype(space.dtype).reshape(len(a), *space.shape)
+    start = getattr(space, "start", 0)
+    if np.any(start):
+        return lambda a: a.reshape(len(a), *space.shape) + start
+    return lambda a: a.reshape(len(a), *space.shape)
