@@ -14,7 +14,8 @@ from perfedrl.algorithms import Algorithm
 from perfedrl.algorithms.wrapping import with_own
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, Sampled, reward_to_go
+from perfedrl.estimators import Objective, Sampled, adapt, reward_to_go
+from perfedrl.estimators.meta import iterate
 from perfedrl.exact import Exact
 from perfedrl.policies import Policy
 from perfedrl.registry import registry
@@ -154,6 +155,42 @@ def deploy(
             rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
     stack = lambda *xs: jnp.stack(xs)  # noqa: E731
     return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
+
+
+def step_by_step(
+    steps: int,
+    m: int,
+    alpha: float | None,
+    evaluation: Evaluation,
+    algorithm: Algorithm,
+    message: PyTree,
+    client: PyTree,
+    task: Any,
+    key: PRNGKeyArray,
+) -> dict[str, Float[Array, " steps"]]:
+    """One agent's outcomes before adaptation and after each of some policy-gradient steps from m trajectories each.
+
+    All are measured over the same episodes, which no step learns from. Steps are as long as at deployment, or alpha.
+    """
+    objective, (adaptation, episodes) = evaluation.objective(task), jax.random.split(key)
+    theta = algorithm.shared(with_own(algorithm, message, client))
+    by = deployed_step_size(algorithm, message) if alpha is None else alpha
+
+    def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
+        theta = adapt(objective, theta, by, key, m)
+        return theta, evaluation.outcomes(task, theta, episodes)
+
+    _, after = iterate(objective, step, theta, jax.random.split(adaptation, steps))
+    return jax.tree.map(lambda x, xs: jnp.append(x, xs), evaluation.outcomes(task, theta, episodes), after)
+
+
+def deployed_step_size(algorithm: Algorithm, message: PyTree) -> Any:
+    """The step size that agents personalize with."""
+    own = getattr(algorithm, "deployed_step_size", None)
+    alpha = getattr(algorithm, "alpha", None) if own is None else own(message)
+    if alpha is None:
+        raise UserError(f"{type(algorithm).__name__} has no adaptation step size alpha: say which to adapt with")
+    return alpha
 
 
 def stacked(f: Callable[[Any], Any], xs: Any) -> Any:

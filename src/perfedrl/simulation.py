@@ -126,9 +126,9 @@ class Simulation:
         Held-out agents are measured as they would start: with the message and a fresh client state.
         """
         moment = EVALUATION + round_
-        measured = {"": self._measure(before_and_after, state, moment, held_out=False)}
+        measured = {"": self.each_agent(before_and_after, state, moment, held_out=False)}
         if self.fleet.held_out is not None:
-            measured["held_out_"] = self._measure(before_and_after, state, moment, held_out=True)
+            measured["held_out_"] = self.each_agent(before_and_after, state, moment, held_out=True)
         outcomes = {
             f"{part}{when}.{name}": np.asarray(x)[:, None]
             for part, both in measured.items()
@@ -157,13 +157,13 @@ class Simulation:
         evaluation = self._evaluation
         if not evaluation.few_shot:
             return None
-        outcomes, rollouts = self._measure(deploy, state, DEPLOYMENT + round_, self.fleet.held_out is not None)
+        outcomes, rollouts = self.each_agent(deploy, state, DEPLOYMENT + round_, self.fleet.held_out is not None)
         by_budget = {name: np.moveaxis(x, 1, -1) for name, x in outcomes.items()}
         none = np.zeros((*by_budget["return"].shape, 0))
         shown = none if rollouts is None else np.moveaxis(rollouts, 1, 2)
         return Deployment(np.asarray(evaluation.few_shot), by_budget, shown)
 
-    def _measure(self, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
+    def each_agent(self, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
         """A function of one agent, for every agent of one part: arrays [lane, agent, ...]."""
         fleet, clients = self.fleet, state.clients
         tasks, first_agent = (fleet.held_out, fleet.agents) if held_out else (fleet.train, 0)

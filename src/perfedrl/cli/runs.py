@@ -1,6 +1,7 @@
 """Commands around one run: train, personalize, evaluate, list."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,6 +33,7 @@ from perfedrl.experiments import personalize as own
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.files import check_file, write_atomically
+from perfedrl.experiments.protocol import Assessment, assess
 from perfedrl.experiments.run import train as train_configs
 from perfedrl.policies import POLICIES
 from perfedrl.report import tables
@@ -145,23 +147,55 @@ def personalize(
 def evaluate(
     run: RunFolder,
     alpha: Alpha = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Follow unseen agents over so many policy-gradient steps instead.")
+    ] = None,
+    trajectories: Annotated[int, typer.Option(help="With --steps: fresh trajectories for each.")] = 20,
+    scratch: Annotated[
+        float | None, typer.Option(help="With --steps: beside agents that start from scratch, with this step size.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Evaluate a run's initialization, agent by agent, before and after its adaptation step.
 
-    Exact for agents with finitely many states, beside the best return there is; by fresh episodes for others.
+    Exact for agents with finitely many states, beside the best return there is; by fresh episodes for others. With
+    --steps: what held-out agents get on average, and the worst of them, after none, one and more steps.
 
-    Example: perfedrl evaluate runs/gridworld-0123456789
+    Examples: perfedrl evaluate runs/gridworld-0123456789;
+    perfedrl evaluate runs/arc-recommended-0123456789 --steps 3 --trajectories 50 --scratch 1.0
     """
     if json_file:
         check_file(json_file)
     compilation.use_all_cores()
     compilation.enable_cache()
+    if steps is not None:
+        step_by_step(store.load_run(run), steps, trajectories, alpha, scratch, json_file)
+        return
+    if scratch is not None:
+        raise UserError("--scratch goes with --steps: say how many steps agents take")
     rows = evaluate_run(store.load_run(run), alpha)
     out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
         write_atomically(json_file, as_json(content))
+
+
+def step_by_step(
+    run: store.Run, steps: int, trajectories: int, alpha: float | None, scratch: float | None, json_file: Path | None
+) -> None:
+    """The evaluation protocol's table."""
+    found = [assess(run, steps=steps, trajectories=trajectories, alpha=alpha)]
+    if scratch is not None:
+        found.append(assess(run, steps=steps, trajectories=trajectories, alpha=scratch, scratch=True))
+    out.print(tables.assessment(run.folder.name, found))
+    out.print(tables.assessment_cost(found[0]), highlight=False, soft_wrap=True)
+    if json_file:
+        write_atomically(json_file, as_json([{**asdict(x), "outcomes": lists(x)} for x in found]))
+
+
+def lists(found: Assessment) -> dict[str, Any]:
+    """An assessment's outcomes by seed, step and agent."""
+    return {name: x.tolist() for name, x in found.outcomes.items()}
 
 
 def list_(

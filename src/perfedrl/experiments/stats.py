@@ -38,6 +38,17 @@ def median_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95
     return Interval(float(np.median(ordered)), float(low), float(high))
 
 
+def bootstrap_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) -> Interval:
+    """The mean over seeds and its percentile bootstrap interval, the same every time; a single seed's is unbounded."""
+    from scipy.stats import bootstrap  # slow to import
+
+    values = np.asarray(values, dtype=float)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return Interval(float(values.mean()), -np.inf, np.inf)
+    found = bootstrap((values,), np.mean, confidence_level=confidence, method="percentile", rng=0).confidence_interval
+    return Interval(float(values.mean()), float(found.low), float(found.high))
+
+
 def share_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
     """The share count / n and its exact binomial (Clopper-Pearson) interval."""
     tail = (1 - confidence) / 2

@@ -11,6 +11,7 @@ from perfedrl.experiments.demo import Row
 from perfedrl.experiments.evaluate import AgentReturn
 from perfedrl.experiments.paper import Claim
 from perfedrl.experiments.personalize import Personalized
+from perfedrl.experiments.protocol import Assessment
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.registry import Registry
@@ -83,6 +84,29 @@ def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
         best = "not known" if row.optimum is None else f"{row.optimum:.3f}"
         table.add_row(str(row.agent), row.part, interval(row.before), interval(row.after), best)
     return table
+
+
+def assessment(name: str, found: Sequence[Assessment]) -> Table:
+    """What agents get step by step, on average and the worst of them, by where they started."""
+    title = f"{name}: {found[0].part} agents, 95 % bootstrap intervals over seeds"
+    counts = [Column(x, justify="right") for x in ("steps", "trajectories")]
+    table = Table("start", *counts, "", "mean over agents", "worst agent", title=title)
+    for one in found:
+        rows = one.rows
+        for outcome in sorted(one.outcomes, key=lambda x: (x != "return", x)):
+            for row in rows:
+                cells = interval(row.mean[outcome]), interval(row.worst[outcome])
+                table.add_row(one.start, str(row.steps), str(row.trajectories), LABELS.get(outcome, outcome), *cells)
+            table.add_section()
+    return table
+
+
+def assessment_cost(found: Assessment) -> str:
+    """What the initialization cost, and what a new agent receives."""
+    return (
+        f"training cost each agent {found.trained} trajectories and {found.exchanged} bytes; "
+        f"a new agent receives {found.received} bytes and samples {found.trajectories} trajectories a step"
+    )
 
 
 def personalized(own: Personalized) -> Table:
