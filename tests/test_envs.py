@@ -1,6 +1,5 @@
-"""Environments: the contract that every registered family keeps, and what each family says of itself."""
+"""Environments: what each tabular family says of itself. What all keep: test_env_contract.py."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import perfedrl as pf
-from perfedrl.envs import ENVS, TabularMDP, Task, fleet, mix, random_mdps, tabular_fleet, unstack, windy_cliff
+from perfedrl.envs import ENVS, TabularMDP, fleet, mix, random_mdps, tabular_fleet, unstack, windy_cliff
 from perfedrl.envs.tabular import inverse_cdf
 
 ARRAYS = {
@@ -19,32 +18,6 @@ ARRAYS = {
     "discount": 0.5,
     "held_out": 1,
 }
-PARAMETERS = {"arrays": ARRAYS, "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]}}
-FLEETS = {name: ENVS[name](**PARAMETERS.get(name, {})) for name in ENVS}
-
-
-@pytest.fixture(params=FLEETS)
-def any_fleet(request):
-    return FLEETS[request.param]
-
-
-def test_tasks_keep_the_interface(any_fleet):
-    assert any_fleet.agents >= 1
-    assert isinstance(any_fleet.task(0), Task)
-
-
-def test_steps_are_functions_of_their_uniforms_jit_and_vmap(any_fleet):
-    task = any_fleet.task(0)
-    reset, step = jnp.full(task.reset_noise, 0.3), jnp.full(task.step_noise, 0.7)
-    action = jnp.full(task.action_size, 0.05) if hasattr(task, "action_size") else jnp.asarray(0)
-    walk = lambda task: task.step(task.reset(reset), action, step)[:2]  # noqa: E731
-    eager, compiled = walk(task), jax.jit(walk)(task)
-    jax.tree.map(np.testing.assert_array_equal, eager, compiled)
-    states, rewards = jax.vmap(walk)(any_fleet.train)
-    assert states.shape == (any_fleet.agents, *eager[0].shape)
-    assert rewards.shape == (any_fleet.agents,)
-    np.testing.assert_array_equal(states[0], eager[0])
-    assert states.dtype == eager[0].dtype == (jnp.int32 if isinstance(task, TabularMDP) else jnp.float32)
 
 
 def test_agents_of_a_fleet_share_shapes_and_differ_as_they_say():
@@ -101,8 +74,9 @@ def test_agents_may_differ_in_start_transitions_and_rewards():
 
 
 def test_the_last_agents_are_held_out():
-    assert (FLEETS["arrays"].agents, FLEETS["arrays"].held_out_agents) == (2, 1)
-    assert FLEETS["arrays"].task(0, held_out=True).r[0, 0] == 8
+    own = ENVS["arrays"](**ARRAYS)
+    assert (own.agents, own.held_out_agents) == (2, 1)
+    assert own.task(0, held_out=True).r[0, 0] == 8
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 1.0))

@@ -1,0 +1,202 @@
+"""The contract that every registered environment keeps: its registry line is what enrols it here.
+
+Families that JAX can trace are held to all of it; those played in Python (`fleet.traceable` is False) to what a sampler
+promises: episodes that depend on parameters and key alone, of H + 1 decisions, and nothing after an end.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from perfedrl.compilation import jit
+from perfedrl.envs import ENVS, Fleet, TabularMDP, Task
+from perfedrl.estimators import Sampled
+from perfedrl.policies import POLICIES
+from perfedrl.types import Trajectory
+
+ARRAYS = {"P": np.full((3, 2, 2, 2), 0.5).tolist(), "r": np.arange(12.0).reshape(3, 2, 2).tolist()}
+PARAMETERS = {
+    "arrays": {**ARRAYS, "mu": [[1.0, 0.0]] * 3, "horizon": 2, "discount": 0.5, "held_out": 1},
+    "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]},
+    "gymnasium": {"id": "CartPole-v1", "vary": {"length": [0.1, 0.9]}, "agents": 2, "horizon": 40, "parallel": 4},
+}
+"""What a family needs to be told; a family that needs nothing is taken as it is."""
+
+DIFFER = {
+    "acrobot": {"link_length_2"},
+    "arc": {"goal"},
+    "arrays": {"r"},
+    "bandits": {"r"},
+    "cart-pole": {"length"},
+    "circle": {"goal"},
+    "gridworld": {"mu", "r"},
+    "lqr": {"A", "B"},
+    "mountain-car": {"force"},
+    "mountain-car-continuous": {"power"},
+    "navigation": {"goal"},
+    "pendulum": {"l"},
+    "point-navigation": {"goal"},
+    "random-mdps": {"probability"},
+    "windy-cliff": {"probability", "r", "successor"},
+}
+"""The leaves in which agents of a family differ; in all others they are alike."""
+
+EARLY = ("cart-pole", "gymnasium")
+"""Families whose episodes nearly always end before their time when nobody has learned anything."""
+
+PYTHON = ("gymnasium",)
+"""Families that JAX cannot trace."""
+
+M = 3
+
+
+class Played(NamedTuple):
+    fleet: Fleet
+    policy: Any
+    params: Any
+    batch: Trajectory
+    """Of every training agent: [agent, m, T, ...]."""
+
+
+@lru_cache
+def fleet_of(name: str) -> Fleet:
+    return ENVS[name](**PARAMETERS.get(name, {}))
+
+
+def policy_of(fleet: Fleet) -> Any:
+    if isinstance(fleet.train, TabularMDP):
+        return POLICIES["table"](fleet)
+    return POLICIES["mlp" if hasattr(fleet.train, "actions") else "gaussian-mlp"](fleet)
+
+
+def sample(fleet: Fleet, policy: Any, params: Any, seed: int) -> Trajectory:
+    """Episodes of all agents: in one compiled call, or one agent after the other."""
+    keys = jax.random.split(jax.random.key(seed), fleet.agents)
+    if getattr(fleet, "traceable", True):
+        return all_agents(fleet.train, policy, params, keys)
+    batches = [one_agent(fleet.task(i), policy, params, keys[i]) for i in range(fleet.agents)]
+    return jax.tree.map(lambda *xs: np.stack(xs), *batches)
+
+
+def one_agent(task: Any, policy: Any, params: Any, key: Any) -> Trajectory:
+    return Sampled(policy)(task).sampler.sample(params, key, M)
+
+
+all_agents = jit(jax.vmap(one_agent, in_axes=(0, None, None, 0)))
+alone = jit(one_agent)
+
+
+@lru_cache
+def played(name: str) -> Played:
+    fleet = fleet_of(name)
+    policy = policy_of(fleet)
+    params = policy.init(jax.random.key(1))
+    return Played(fleet, policy, params, sample(fleet, policy, params, seed=0))
+
+
+TRACEABLE = [name for name in ENVS if name not in PYTHON]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def close_what_is_open():
+    yield
+    for name in set(ENVS) & set(PYTHON):
+        fleet_of(name).close()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_fleet_says_whether_jax_can_trace_it(name):
+    assert getattr(fleet_of(name), "traceable", True) == (name in TRACEABLE)
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_episodes_depend_on_their_key_alone(name):
+    fleet, policy, params, batch = played(name)
+    jax.tree.map(np.testing.assert_array_equal, batch, sample(fleet, policy, params, seed=0))
+    other = sample(fleet, policy, params, seed=1)
+    assert any((x != y).any() for x, y in zip(jax.tree.leaves(batch), jax.tree.leaves(other), strict=True))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_an_episode_has_one_decision_more_than_its_horizon_and_ends_once(name):
+    fleet, *_, batch = played(name)
+    T = fleet.train.horizon + 1
+    assert all(x.shape[:3] == (fleet.agents, M, T) for x in jax.tree.leaves(batch))
+    mask = np.asarray(batch.mask)
+    assert (mask[..., 0] == 1).all(), "the first decision always counts"
+    assert set(np.unique(mask)) <= {0.0, 1.0}
+    assert (np.diff(mask) <= 0).all(), "who is out stays out"
+    assert (np.asarray(batch.reward)[mask == 0] == 0).all()
+    assert np.isfinite(batch.reward).all()
+    if name in EARLY:
+        assert (mask[..., -1] == 0).any()
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_episodes_are_in_single_precision(name):
+    batch = played(name).batch
+    assert batch.reward.dtype == batch.mask.dtype == np.float32
+    assert all(x.dtype in (np.float32, np.int32) for x in jax.tree.leaves((batch.obs, batch.action)))
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_what_a_task_says_of_an_episode_are_numbers_and_shares(name):
+    fleet, *_, batch = played(name)
+    task = fleet.task(0)
+    if not hasattr(task, "outcomes"):
+        pytest.skip("it says nothing more than the return")
+    said = jit(lambda episode: task.outcomes(episode))(jax.tree.map(lambda x: x[0, 0], batch))
+    assert all(np.shape(x) == () and np.isfinite(x) for x in said.values())
+    assert all(0 <= said.get(share, 0) <= 1 for share in ("success", "upright"))
+    if "score" in said:
+        np.testing.assert_allclose(said["score"], np.sum(batch.reward[0, 0]), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_tasks_keep_the_interface(name):
+    fleet = fleet_of(name)
+    assert fleet.agents >= 1
+    assert isinstance(fleet.task(0), Task)
+
+
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_an_agents_episodes_compile_and_are_the_same_alone_and_in_company(name):
+    fleet, policy, params, batch = played(name)
+    keys = jax.random.split(jax.random.key(0), fleet.agents)
+    last = alone(fleet.task(fleet.agents - 1), policy, params, keys[-1])
+    near = lambda x, y: np.testing.assert_allclose(x, y[-1], rtol=1e-4, atol=1e-5)  # noqa: E731
+    jax.tree.map(near, last, batch)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_a_step_keeps_the_states_structure_and_precision(name, x64):
+    """Whatever precision is enabled: what single uniforms start stays in single precision."""
+    task = fleet_of(name).task(0)
+    uniforms = lambda n: jax.ShapeDtypeStruct((n,), np.float32)  # noqa: E731
+    size = getattr(task, "action_size", None)
+    action = jax.ShapeDtypeStruct((), np.int32) if size is None else jax.ShapeDtypeStruct((size,), np.float32)
+    with jax.enable_x64(x64):
+        before = jax.eval_shape(task.reset, uniforms(task.reset_noise))
+        after, reward, done = jax.eval_shape(task.step, before, action, uniforms(task.step_noise))
+        assert jax.eval_shape(task.observe, before) == jax.eval_shape(task.observe, after)
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    same = [
+        x.shape == y.shape and x.dtype == y.dtype for x, y in zip(*map(jax.tree.leaves, (before, after)), strict=True)
+    ]
+    assert all(same)
+    assert reward.shape == ()
+    assert x64 or reward.dtype == np.float32, "finite MDPs keep rewards in double precision where there is any"
+    assert (np.shape(done), np.result_type(done)) == ((), np.bool_)
+
+
+@pytest.mark.parametrize("name", TRACEABLE)
+def test_agents_differ_exactly_in_what_their_family_says(name):
+    assert name in DIFFER, f"say in DIFFER in what the agents of {name!r} differ"
+    fleet = fleet_of(name)
+    leaves = jax.tree_util.tree_leaves_with_path(fleet.train)
+    differ = {jax.tree_util.keystr(path, simple=True) for path, x in leaves if (x != x[:1]).any()}
+    assert differ == DIFFER[name]
