@@ -208,10 +208,17 @@ class Simulation:
         return Standing(0, state, self.measure(state, 0))
 
     def run(self, standing: "Standing", stops: Sequence[int]) -> Iterator["Standing"]:
-        """Go on to each of the rounds `stops` that lies ahead, and yield where the run stands there."""
+        """Go on to each of the rounds `stops` that lies ahead, and yield where the run stands there.
+
+        Agents that are played in Python take their time: there it also yields, not measured anew, after other rounds.
+        """
         for stop in stops:
             if stop <= standing.round:
                 continue
+            while not self.fleet.traceable and standing.round < stop - 1:
+                state = self.advance(standing.state, standing.round, 1)
+                standing = Standing(standing.round + 1, state, standing.history)
+                yield standing
             state = self.advance(standing.state, standing.round, stop - standing.round)
             measured = self.measure(state, stop)
             # Sampled returns can look well where parameters no longer do; agents whose environments failed have none.

@@ -26,6 +26,7 @@ def application(group: str | None = None) -> typer.Typer:
         app.command()(runs.train)
         app.command()(runs.personalize)
         app.command()(runs.evaluate)
+        app.command()(runs.inspect)
         app.command()(theory.theory)
         app.command()(estimators.estimators)
         app.command()(studies.reproduce)

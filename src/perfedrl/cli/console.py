@@ -1,6 +1,7 @@
 """What all commands share: printing, progress bars, and how a command ends."""
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -34,12 +35,28 @@ def training(restart: bool) -> Iterator[Any]:
     from perfedrl.experiments.run import Interrupted  # JAX, which not every command needs
 
     try:
-        with progress_bars() as update:
+        with progress_bars() as update, spoken_warnings():
             yield update
     except Interrupted as stop:
         same = "the same command without --restart" if restart else "the same command"
         say(f"{stop}; run {same} to go on from there", "yellow")
         leave_at_once()
+
+
+@contextmanager
+def spoken_warnings() -> Iterator[None]:
+    """What the library warns of while it works, an agent that had to sit out a round, say, as sentences."""
+
+    class Spoken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(record.getMessage(), "yellow")
+
+    log, handler = logging.getLogger("perfedrl"), Spoken()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 @contextmanager

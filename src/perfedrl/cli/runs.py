@@ -1,4 +1,4 @@
-"""Commands around one run: train, personalize, evaluate, list."""
+"""Commands around one run: inspect, train, personalize, evaluate, list."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,10 +25,11 @@ from perfedrl.cli.console import (
     wrote,
 )
 from perfedrl.envs import ENVS
+from perfedrl.envs.gym.pictures import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.evaluation import EVALUATIONS
-from perfedrl.experiments import paper, store
+from perfedrl.experiments import inspection, paper, store
 from perfedrl.experiments import personalize as own
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
@@ -178,6 +179,44 @@ def evaluate(
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
         write_atomically(json_file, as_json(content))
+
+
+def inspect(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see the folder configs/ for examples.")],
+    agent: Annotated[int, typer.Option(help="Whose episode to draw: training agents from 0, then those held out.")] = 0,
+    picture: Annotated[
+        Path | None, typer.Option(help="Where the picture of an episode goes (.png); NAME-episode.png when left out.")
+    ] = None,
+) -> None:
+    """Show what a config describes: its agents, what tells them apart, what a round costs; and draw an episode.
+
+    Nothing is trained; the episode is one of the policy that training starts from.
+
+    Example: perfedrl inspect configs/cart_poles.toml --agent 3
+    """
+    if picture and picture.suffix != ".png":
+        raise UserError(f"--picture {picture}: the picture is a .png file")
+    checked = load_config(config)
+    picture = picture or Path(f"{checked.name}-episode.png")
+    check_file(picture)
+    try:
+        found = inspection.inspect(checked)
+        task, params, episode = inspection.episode(checked, agent)
+        out.print(tables.fleet(checked.name, found))
+        out.print(tables.fleet_cost(found), highlight=False, soft_wrap=True)
+        from perfedrl.report import static, strip  # matplotlib is slow to import
+
+        if strip.can_draw(task, episode):
+            title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
+            figure = strip.draw_episode(task, checked.parts.policy, params, episode, title)
+            write_atomically(picture, static.image(figure))
+            wrote([picture])
+        else:
+            out.print("these agents have no way to draw an episode")
+    except PictureError as error:
+        say(str(error), "yellow")
+    finally:
+        checked.parts.fleet.close()
 
 
 def step_by_step(

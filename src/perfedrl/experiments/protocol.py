@@ -37,8 +37,8 @@ class Assessment:
 
     `outcomes` ("return", which is discounted, "score", which is not, "success", where tasks say so) are means over
     fresh episodes on axes [seed, step, agent]. Every step has fresh trajectories, and no episode that is measured is
-    one of them. Costs are per agent: `trained` and `exchanged` are the trajectories and the bytes of those that trained,
-    `received` the bytes of the message that a new agent starts from.
+    one of them. Costs are per agent: `trained` and `exchanged` are the trajectories and the bytes of those that
+    trained, `received` the bytes of the message that a new agent starts from.
     """
 
     part: str

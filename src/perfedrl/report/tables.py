@@ -9,6 +9,7 @@ from rich.table import Column, Table
 
 from perfedrl.experiments.demo import Row
 from perfedrl.experiments.evaluate import AgentReturn
+from perfedrl.experiments.inspection import Inspection
 from perfedrl.experiments.paper import Claim
 from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.protocol import Assessment
@@ -61,6 +62,24 @@ def cost(run: Run) -> str:
     return (
         f"cost per agent: {history.trajectories[-1]} trajectories, {history.bytes[-1]} bytes sent and received; "
         f"{about['seconds']:.1f} s on {about['device']}"
+    )
+
+
+def fleet(name: str, found: Inspection) -> Table:
+    """What agents share, and agent by agent what is its own."""
+    own = list(found.own[0])
+    shared = ", ".join(f"{key} = {value}" for key, value in found.shared.items())
+    table = Table("agent", "part", *own, title=f"{name}: {len(found.own)} agents", caption=f"all: {shared}")
+    for i, facts in enumerate(found.own):
+        table.add_row(str(i), "training" if i < found.agents else "held out", *(escape(facts[key]) for key in own))
+    return table
+
+
+def fleet_cost(found: Inspection) -> str:
+    """What a round costs an agent."""
+    return (
+        f"the policy has {found.parameters} parameters; a round costs each agent {found.trajectories} trajectories "
+        f"and {found.bytes} bytes"
     )
 
 

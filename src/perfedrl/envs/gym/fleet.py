@@ -14,6 +14,7 @@ from perfedrl.envs.base import check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym.episodes import Slots
 from perfedrl.envs.gym.making import Recipe, imported
+from perfedrl.envs.gym.pictures import rendered
 from perfedrl.envs.gym.spaces import Spaces, sizes
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError
@@ -66,6 +67,15 @@ class GymTask:
         """The sum of an episode's rewards, as Gymnasium's users know it, and what else the user asked for."""
         return {"score": jnp.sum(episode.reward), **(self.more_outcomes(episode) if self.more_outcomes else {})}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the environment is made with: what all agents share, and what is this agent's own."""
+        return {"id": self.recipe.name, **self.recipe.options, **self.recipe.values}
+
+    def frames(self, policy: Any, params: Params) -> list[np.ndarray]:
+        """The pictures that the environment draws of one episode."""
+        return rendered(self.recipe, self.name, decide_alone(policy, params), self.horizon + 1, policy.noise)
+
     def close(self) -> None:
         """Close the environments, if any are open."""
         self._slots.close()
@@ -85,6 +95,11 @@ class GymSampler:
         leaves, structure = jax.tree.flatten((self.policy, params))
         act = partial(decisions(structure), tuple(leaves))
         return self.task._slots.play(act, self.policy.noise, key, m, self.task.horizon + 1)
+
+
+def decide_alone(policy: Any, params: Params) -> Callable[[Any, Any], np.ndarray]:
+    """A single agent's decisions, as a batch of one."""
+    return lambda obs, u: np.asarray(jax.vmap(lambda o, v: policy.sample(params, o, v))(obs, u))
 
 
 @lru_cache

@@ -1,0 +1,48 @@
+"""Pictures of an episode, where a Gymnasium environment can draw them."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from perfedrl.envs.gym.making import Recipe
+from perfedrl.envs.gym.spaces import flattened, to_actions
+from perfedrl.errors import UserError
+
+DRAWS = "rgb_array"
+
+
+class PictureError(UserError):
+    """There is no picture, and why."""
+
+
+def rendered(
+    recipe: Recipe, name: str, decide: Callable[[Any, Any], np.ndarray], longest: int, noise: int, seed: int = 0
+) -> list[np.ndarray]:
+    """Play one episode and keep what the environment draws of every step."""
+    probe = recipe()
+    modes = probe.metadata.get("render_modes", [])
+    probe.close()
+    if DRAWS not in modes:
+        raise PictureError(f"{name}: the environment has no way to draw itself ({DRAWS!r} is not among {modes})")
+    # What draws the classic environments wants no screen and says hello otherwise.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    env = None
+    try:
+        env = flattened(recipe(render_mode=DRAWS))
+        convert, rng, frames = to_actions(env.action_space), np.random.default_rng(seed), []
+        obs, _ = env.reset(seed=seed)
+        for _ in range(longest):
+            frames.append(np.asarray(env.render()))
+            action = decide(np.asarray(obs, np.float32)[None], rng.random((1, noise), np.float32))
+            obs, _, terminated, truncated, _ = env.step(convert(action)[0])
+            if terminated or truncated:
+                break
+        return frames
+    except Exception as error:  # of graphics libraries, which fail in many ways on machines without a screen
+        raise PictureError(f"{name}: the environment could not draw itself here: {error}") from error
+    finally:
+        if env is not None:
+            env.close()

@@ -1,0 +1,99 @@
+"""What a config describes, before anything is trained: its agents, what tells them apart, and one of their episodes."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from perfedrl.envs import Fleet
+from perfedrl.envs.fleet import brings_sampler
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import Config
+from perfedrl.lanes import START
+from perfedrl.registry import shortened
+from perfedrl.rollout import sampler
+from perfedrl.simulation import Simulation
+from perfedrl.types import Params, Trajectory
+
+MANY = 9
+"""Numbers that a table still shows; of longer arrays it says how long they are."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A config's fleet: what all agents share, what each has of its own, and what a round costs each."""
+
+    shared: dict[str, str]
+    own: list[dict[str, str]]
+    """Agent by agent, training agents first."""
+    agents: int
+    parameters: int
+    trajectories: int
+    bytes: int
+
+
+def inspect(config: Config) -> Inspection:
+    """Build what a config describes and look at it; nothing is trained."""
+    parts = config.parts
+    simulation = Simulation(parts.fleet, parts.policy, [parts.algorithm], config.seeds[:1], parts.agent)
+    params = jax.eval_shape(parts.policy.init, jax.random.key(0))
+    shared, own = described(parts.fleet)
+    return Inspection(
+        shared,
+        own,
+        parts.fleet.agents,
+        sum(x.size for x in jax.tree.leaves(params)),
+        parts.algorithm.trajectories_per_round,
+        simulation.bytes_per_round,
+    )
+
+
+def described(fleet: Fleet) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """What all agents share, and what each has of its own, by name."""
+    every = [fleet.task(i) for i in range(fleet.agents)]
+    every += [fleet.task(i, held_out=True) for i in range(fleet.held_out_agents)]
+    facts = [settings(task) for task in every]
+    alike = {name for name in facts[0] if all(np.array_equal(facts[0][name], each.get(name)) for each in facts)}
+    general = {"horizon": every[0].horizon, "discount": every[0].discount}
+    for name in ("actions", "action_size", "observation_size"):
+        if hasattr(every[0], name):
+            general[name] = getattr(every[0], name)
+    shared = general | {name: facts[0][name] for name in facts[0] if name in alike}
+    own = [{name: plain(each.get(name)) for name in facts[0] if name not in alike} for each in facts]
+    return {name: plain(x) for name, x in shared.items()}, own
+
+
+def settings(task: Any) -> dict[str, Any]:
+    """The numbers that make a task what it is: its leaves, or what its environment was made with."""
+    if brings_sampler(task):
+        return dict(task.settings) if hasattr(task, "settings") else {}
+    leaves = jax.tree_util.tree_leaves_with_path(task)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def plain(value: Any) -> str:
+    """A setting as a table shows it."""
+    if not isinstance(value, np.ndarray | float | np.floating):
+        return shortened(value)
+    array = np.asarray(value)
+    if array.size > MANY:
+        return f"{' x '.join(map(str, array.shape))} numbers"
+    text = np.array2string(array, precision=4, separator=", ", suppress_small=True).replace("\n", "")
+    return text if array.ndim else f"{array:.4g}"
+
+
+def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory]:
+    """An agent's task, the parameters that training starts from, and an episode of the agent under them."""
+    fleet, policy = config.parts.fleet, config.parts.policy
+    count = fleet.agents + fleet.held_out_agents
+    if not 0 <= agent < count:
+        raise UserError(f"there is no agent {agent}: the fleet has {count}, numbered from 0, training agents first")
+    held_out = agent >= fleet.agents
+    task = fleet.task(agent - fleet.agents if held_out else agent, held_out=held_out)
+    key = jax.random.key(0 if config.start == "per-seed" else config.start)
+    params = policy.init(jax.random.fold_in(key, START))
+    play = partial(sampler(task, policy).sample, m=1)
+    batch = (play if brings_sampler(task) else jax.jit(play))(params, jax.random.key(agent))
+    return task, params, jax.tree.map(lambda x: np.asarray(x)[0], batch)
