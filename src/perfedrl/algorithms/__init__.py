@@ -1,7 +1,7 @@
 """Algorithms: one file each, one registry line each; the line enrols it in every contract test.
 
-Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `attacks.py`; `wrapping.py` is what
-these share.
+Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `personal.py` (what agents keep),
+`attacks.py`; `wrapping.py` is what these share.
 """
 
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
@@ -10,6 +10,7 @@ from perfedrl.algorithms.base import Algorithm, ServerState, average, local_step
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
+from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.private import Private, privatize
 from perfedrl.algorithms.sg_mrl import SGMRL
 from perfedrl.algorithms.storm import StormPG
@@ -37,6 +38,7 @@ __all__ = [
     "FedAvgPG",
     "LocalPG",
     "PerFedAvgPG",
+    "Personal",
     "Private",
     "Robust",
     "ServerState",

@@ -11,7 +11,7 @@ from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import ServerState, check_counts, check_positive
 from perfedrl.algorithms.private import check_like
-from perfedrl.algorithms.wrapping import Wrapping, check_federated, least_agents
+from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated, least_agents
 from perfedrl.errors import UserError
 from perfedrl.estimators.control import ratio
 from perfedrl.registry import registry
@@ -117,8 +117,9 @@ class Attacked(Wrapping):
             raise UserError(f"{self.agents} agents attack, and {len(weights)} sent something: none of them is honest")
         keys = jax.random.split(jax.random.fold_in(jax.random.key(DRAWN), rounds), self.agents)
         honest, own = (jax.tree.map(lambda x, part=part: x[part], uploads) for part in self._parts)
-        check_like(state.message, jax.tree.map(lambda x: x[0], own), "attacks are")
-        sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(state.message, own, keys)
+        message = as_upload(self.inner, state.message)
+        check_like(message, jax.tree.map(lambda x: x[0], own), "attacks are")
+        sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(message, own, keys)
         uploads = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), honest, sent)
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         return ServerState(after.message, Counted(after.private, rounds + 1))

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import LARGEST_STEP
-from perfedrl.algorithms.wrapping import Wrapping, check_federated
+from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
 from perfedrl.types import Scalar
@@ -35,7 +35,8 @@ class Private(Wrapping):
 
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         upload, state = self.inner.client(message, state, agent, key)
-        return privatize(message, upload, self.clip, self.noise, jax.random.fold_in(key, NOISE)), state
+        sent = as_upload(self.inner, message)
+        return privatize(sent, upload, self.clip, self.noise, jax.random.fold_in(key, NOISE)), state
 
 
 def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key: PRNGKeyArray) -> PyTree:

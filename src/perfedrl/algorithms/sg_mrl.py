@@ -21,7 +21,7 @@ from perfedrl.algorithms.base import (
 from perfedrl.compilation import jit
 from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs, reward_to_go
 from perfedrl.estimators.control import MEMORY, shortened
-from perfedrl.estimators.objective import gradient_of_batch
+from perfedrl.estimators.objective import gradient_of_batch, scaled
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
@@ -120,7 +120,7 @@ def debiased_gradient(
     adapted = optax.tree.add_scale(theta, alpha, agent.gradient_of(theta, inner))
     outer = agent.sampler.sample(adapted, keys.outer, m_out)
     g_out = agent.gradient_of(adapted, outer)
-    value = jnp.mean(reward_to_go(outer, agent.discount)[:, 0])
+    value = jnp.mean(scaled(agent.policy, adapted, reward_to_go(outer, agent.discount)[:, 0]))
     moved, score = _through(agent.policy, agent.forms, agent.discount, theta, inner, g_out)
     return jax.tree.map(lambda g, moved, s: g + alpha * moved + (value - baseline) * s, g_out, moved, score), value
 

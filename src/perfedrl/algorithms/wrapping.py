@@ -21,6 +21,9 @@ class Wrapping(eqx.Module):
 
     inner: Any
 
+    agents_work = False
+    """Whether an agent's own process runs what the wrapper adds to `client`; else it is the server's, or simulated."""
+
     def __getattr__(self, name: str) -> Any:
         """The inner algorithm's own: adaptation_steps, diagnostics and the like, where it has them."""
         if name == "inner" or name.startswith("__"):
@@ -57,6 +60,25 @@ def unwrapped(algorithm: Algorithm) -> Algorithm:
     while isinstance(algorithm, Wrapping):
         algorithm = algorithm.inner
     return algorithm
+
+
+def of_agents(algorithm: Algorithm) -> Algorithm:
+    """What an agent's own process runs: the algorithm with those wrappers alone whose work is the agent's."""
+    while isinstance(algorithm, Wrapping) and not algorithm.agents_work:
+        algorithm = algorithm.inner
+    return algorithm
+
+
+def as_upload(algorithm: Algorithm, message: PyTree) -> PyTree:
+    """A message with what an upload holds of it: all, unless the algorithm keeps some of it with the agents."""
+    less = getattr(algorithm, "as_upload", None)
+    return message if less is None else less(message)
+
+
+def with_own(algorithm: Algorithm, message: PyTree, state: PyTree) -> PyTree:
+    """A message as an agent sees it: with its own values of what an algorithm keeps with the agents."""
+    more = getattr(algorithm, "with_own", None)
+    return message if more is None else more(message, state)
 
 
 def least_agents(algorithm: Algorithm) -> int:

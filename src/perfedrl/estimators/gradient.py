@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from perfedrl.errors import UserError
-from perfedrl.estimators.returns import largest_to_go
+from perfedrl.estimators.returns import largest_to_go, reward_to_go
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 LogProb = Callable[..., Float[Array, ""]]
@@ -31,7 +31,8 @@ def regularizer(
 ) -> Callable[[Params], Float[Array, ""]] | None:
     """What is maximized along with the return, at the states that a batch visited; None where there is nothing.
 
-    `entropy` times the policy's discounted entropy, and, where the policy has a value network, its fit to the returns.
+    `entropy` times the policy's discounted entropy, and, where the policy has a value network, its fit to the returns;
+    where it has moments that it normalizes by, their fit to the batch's.
     """
     terms = []
     if entropy:
@@ -43,4 +44,6 @@ def regularizer(
     if hasattr(policy, "value_fit"):
         target = returns / jnp.maximum(largest_to_go(batch, discount), jnp.finfo(returns.dtype).tiny)
         terms.append(lambda theta: policy.value_fit(theta, batch, target))
+    if hasattr(policy, "moment_fit"):
+        terms.append(lambda theta: policy.moment_fit(theta, batch, reward_to_go(batch, discount)))
     return (lambda theta: sum((term(theta) for term in terms), jnp.zeros(()))) if terms else None

@@ -15,7 +15,7 @@ from perfedrl.estimators.baselines import BASELINES, Baseline
 from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.gradient import policy_gradient, regularizer
 from perfedrl.estimators.returns import Credit, reward_to_go
-from perfedrl.rollout import RolloutSampler, Sampler
+from perfedrl.rollout import Sampler, outline, sampler
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 SLICE = 100
@@ -100,11 +100,11 @@ class PolicyObjective(eqx.Module):
         return _product(self.policy, form, self.forms.baseline, self.discount, params, batch, v)
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
-        return jnp.mean(reward_to_go(self.sampler.sample(params, key, m), self.discount)[:, 0])
+        return _value(self.discount, self.sampler.sample(params, key, m))
 
 
 class Sampled(eqx.Module):
-    """Makes the objective of an agent that lives in a JAX environment: a policy, and the forms of its estimators."""
+    """Makes the objective of an agent of its task: a policy, and the forms of its estimators."""
 
     policy: Any
     forms: Forms = eqx.field(static=True)
@@ -119,13 +119,22 @@ class Sampled(eqx.Module):
         self.policy, self.forms = policy, forms(curvature, baseline, entropy)
 
     def __call__(self, task: Any) -> PolicyObjective:
-        return PolicyObjective(RolloutSampler(task, self.policy), self.policy, task.discount, self.forms)
+        return PolicyObjective(sampler(task, self.policy), self.policy, task.discount, self.forms)
+
+    def outline(self, task: Any) -> PolicyObjective:
+        """The objective as far as shapes go: JAX can trace it whatever the agent is."""
+        return PolicyObjective(outline(task, self.policy), self.policy, task.discount, self.forms)
 
 
 def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, batch: Trajectory) -> Credit:
-    """Reward-to-go and baseline of every decision in a batch."""
-    returns = reward_to_go(batch, discount)
+    """Reward-to-go, normalized where the policy does so, and baseline of every decision in a batch."""
+    returns = scaled(policy, params, reward_to_go(batch, discount))
     return Credit(returns, baseline(policy, params, batch, returns, discount))
+
+
+def scaled(policy: Any, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns in the unit of a policy that normalizes rewards; as they are for any other."""
+    return policy.scaled(params, returns) if hasattr(policy, "scaled") else returns
 
 
 # Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
@@ -161,5 +170,11 @@ def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajector
     return mean
 
 
+def mean_return(discount: float, batch: Trajectory) -> Float[Array, ""]:
+    """The mean discounted return of a batch."""
+    return jnp.mean(reward_to_go(batch, discount)[:, 0])
+
+
+_value = jit(mean_return, static_argnums=0)
 _gradient = jit(gradient_of_batch, static_argnums=(1, 2))
 _product = jit(_hvp, static_argnums=(1, 2, 3))

@@ -17,6 +17,7 @@ from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.evaluation import EVALUATIONS
+from perfedrl.experiments.normalization import Normalization
 from perfedrl.experiments.parts import KINDS, Parts, Privacy, build, form, leaves, named, spoken
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
@@ -48,6 +49,7 @@ class Config(BaseModel):
     curvature: dict[str, Any] = Field(default={"name": CURVATURE}, validate_default=True)
     baseline: dict[str, Any] = Field(default={"name": BASELINE}, validate_default=True)
     entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    normalization: Normalization | None = None
     aggregation: dict[str, Any] | None = None
     privacy: Privacy | None = None
     attack: dict[str, Any] | None = None
@@ -144,6 +146,12 @@ class Config(BaseModel):
             raise UserError("the table [attack] needs agents = ..., how many of the last training agents attack")
         return table
 
+    @field_validator("normalization")
+    @classmethod
+    def _normalization(cls, table: Normalization | None) -> Normalization | None:
+        """Where nothing is normalized, it is as without the table."""
+        return None if table is None or table.observations == table.rewards == "none" else table
+
     @cached_property
     def digest(self) -> str:
         """Ten hex digits that identify everything but the name. A file of arrays counts by its content.
@@ -174,6 +182,8 @@ class Config(BaseModel):
                 content[part] = {k: v for k, v in content[part].items() if k not in traced}
         # Which of the optional step sizes are set is part of the program.
         content["set"] = str(jax.tree.structure(self.parts.algorithm))
+        # A rate that is left out follows from the step sizes.
+        content["rate"] = getattr(self.parts.policy, "rate", None) if self.normalization else None
         return json.dumps(content, sort_keys=True)
 
     @cached_property

@@ -25,6 +25,7 @@ from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
 from perfedrl.evaluation import EVALUATIONS, Evaluation, check_estimates
+from perfedrl.experiments.normalization import check_curvature, keep_local, normalize
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import Registry, shortened
 
@@ -76,8 +77,10 @@ def build(config: Any) -> Parts:
     check_kind(policy, Policy, "policy", config.policy["name"])
     algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
     check_kind(algorithm, Algorithm, "algorithm", config.algorithm["name"])
+    policy = normalize(config.normalization, fleet, policy, algorithm)
     agent = Sampled(policy, made(config.curvature, CURVATURES), made(config.baseline, BASELINES), config.entropy)
     check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])
+    check_curvature(policy, agent.forms.curvature)
     check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
     evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
@@ -91,8 +94,10 @@ def build(config: Any) -> Parts:
 def wrap(config: Any, algorithm: Algorithm) -> Algorithm:
     """The algorithm with the privacy, the aggregation and the attack that a config asks for around it.
 
-    Agents protect what they send, the server aggregates it, and attackers come between the two.
+    Agents keep what is their own and protect what they send, the server aggregates it, and attackers come between the
+    two.
     """
+    algorithm = keep_local(config.normalization, algorithm)
     if config.privacy is not None:
         algorithm = Private(algorithm, config.privacy.clip, config.privacy.noise)
     if config.aggregation is not None:

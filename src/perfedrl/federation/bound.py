@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from perfedrl.algorithms import SGMRL, Attacked, FedAvgPG, PerFedAvgPG, Robust, StormPG
+from perfedrl.algorithms import SGMRL, Attacked, FedAvgPG, PerFedAvgPG, Personal, Robust, StormPG
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import LeaveOneOut, Nothing
 from perfedrl.estimators.curvature import FromBatch, pairs
@@ -26,7 +26,7 @@ def hard_bound(config: Any) -> float | None:
     if getattr(config, "privacy", None) is not None:
         return None
     algorithm = config.parts.algorithm
-    while isinstance(algorithm, Robust | Attacked):  # these change nothing of what an honest agent sends
+    while isinstance(algorithm, Robust | Attacked | Personal):  # with these an honest agent sends as much, or less
         algorithm = algorithm.inner
     found = [x for x in (_clipped(algorithm), _drift(config.parts, algorithm)) if x is not None and math.isfinite(x)]
     return min(found, default=None)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import named_leaves
@@ -140,7 +141,8 @@ class Coordinator:
     def _one_round(self, ask: Ask) -> list[str]:
         """Ask for uploads and take the server's step; who took part, in the fleet's order."""
         began = time.monotonic()
-        expected = Expected(self.plan.run, self.generation, self.round, named_leaves(self.server.message))
+        sent = named_leaves(as_upload(self.config.parts.algorithm, self.server.message))
+        expected = Expected(self.plan.run, self.generation, self.round, sent)
 
         def taken(answers: Answers) -> tuple[dict[str, Any], dict[str, str]]:
             verdict = self.gate.judge(expected, {n: f for n, f in answers.frames.items() if n in self.names})

@@ -3,6 +3,7 @@
 from perfedrl.policies.actor_critic import ActorCritic, actor_critic
 from perfedrl.policies.base import Policy, TablePolicy
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
+from perfedrl.policies.normalized import Normalized, normalized
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
@@ -16,6 +17,7 @@ __all__ = [
     "GaussianMLP",
     "LogLinearSoftmax",
     "MLPSoftmax",
+    "Normalized",
     "Policy",
     "TablePolicy",
     "TableSoftmax",
@@ -23,5 +25,6 @@ __all__ = [
     "gaussian_mlp",
     "log_linear",
     "mlp",
+    "normalized",
     "table",
 ]

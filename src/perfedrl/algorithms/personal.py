@@ -1,0 +1,96 @@
+"""Personal parameters: a part of what is learned that every agent keeps to itself."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import ServerState
+from perfedrl.algorithms.private import check_like
+from perfedrl.algorithms.wrapping import Wrapping, check_federated
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
+from perfedrl.types import Array, Params
+
+
+class Own(NamedTuple):
+    """A client's state: the inner algorithm's, and the agent's own parameters by their paths in a message."""
+
+    inner: PyTree
+    kept: dict[str, Array]
+
+
+class Personal(Wrapping):
+    """An algorithm that leaves a part of the parameters with the agents: those whose path has one of the `names`.
+
+    A name is a key, "normalizer", or several in a row, "normalizer.rewards". An agent works with its own values of
+    them, which it keeps in its state; in its upload they are empty arrays. The server fills in the start values, which
+    it keeps: a new agent starts from them in any round. What is learned of a personal parameter, its step size, say, is
+    personal too.
+
+    Goes directly around an algorithm whose upload is a changed message: privacy, aggregation and attacks then see what
+    is sent, and clip, noise and compare nothing else.
+    """
+
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    agents_work = True
+
+    def __init__(self, inner: Any, names: tuple[str, ...]):
+        check_federated(inner, "part of an upload to keep back")
+        if isinstance(inner, Wrapping):
+            raise UserError(f"personal parameters go inside {type(inner).__name__}, not around it")
+        if isinstance(names, str) or not names or not all(isinstance(name, str) and name for name in names):
+            raise UserError(f"personal parameters go by names, such as ('normalizer',); they are {names!r}")
+        self.inner, self.names = inner, tuple(names)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return (lambda state: found(state.inner)) if name == "diagnostics" else found
+
+    def init(self, params: Params) -> tuple[ServerState, Own]:
+        server, client = self.inner.init(params)
+        kept, count = self._own(server.message), len(jax.tree.leaves(server.message))
+        if not 0 < len(kept) < count:
+            which = "every" if kept else "no"
+            raise UserError(f"{which} parameter is called {' or '.join(self.names)}; some must be, and some not")
+        return server, Own(client, kept)
+
+    def client(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, Own]:
+        upload, inner = self.inner.client(self.with_own(message, state), state.inner, agent, key)
+        check_like(message, upload, "personal parameters are")
+        return self.as_upload(upload), Own(inner, self._own(upload))
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        start = self._own(state.message)
+        everybodys = {path: jnp.broadcast_to(x, (len(weights), *jnp.shape(x))) for path, x in start.items()}
+        after = self.inner.server(state, self._put(uploads, everybodys), weights)
+        # Put back, since a mean of equal numbers may round.
+        return after._replace(message=self._put(after.message, start))
+
+    def personalize(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return self.inner.personalize(self.with_own(message, state), state.inner, agent, key, m)
+
+    def with_own(self, message: PyTree, state: Own) -> PyTree:
+        """A message as an agent sees it: with its own values of what is personal."""
+        return self._put(message, state.kept)
+
+    def as_upload(self, message: PyTree) -> PyTree:
+        """A message less what is personal, as uploads are."""
+        nothing = {path: jnp.zeros(0, jnp.result_type(x)) for path, x in self._own(message).items()}
+        return self._put(message, nothing)
+
+    def _own(self, tree: PyTree) -> dict[str, Array]:
+        paths = ((path_name(path), x) for path, x in jax.tree_util.tree_leaves_with_path(tree))
+        return {path: x for path, x in paths if any(f".{name}." in f".{path}." for name in self.names)}
+
+    def _put(self, tree: PyTree, values: Mapping[str, Array]) -> PyTree:
+        return jax.tree_util.tree_map_with_path(lambda path, x: values.get(path_name(path), x), tree)
+
+
+def path_name(path: Any) -> str:
+    """The path of a leaf, "normalizer.rewards.square", say."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

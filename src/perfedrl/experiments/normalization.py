@@ -1,0 +1,72 @@
+"""The table [normalization] of a config: what is normalized, and where its statistics live."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perfedrl.algorithms import Algorithm, Personal
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators.curvature import CentralDifferences, Curvature
+from perfedrl.policies.normalized import Normalized, normalized
+
+LOCAL_STEP, ADAPTATION_STEP = 0.1, 0.5
+"""How much of the way to a batch's moments a step goes where no rate is set: a local one, and an adaptation at most."""
+
+Home = Literal["none", "federated", "local"]
+
+
+class Normalization(BaseModel):
+    """Whether observations and rewards are normalized, and whether the moments travel or stay with the agents."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    observations: Home = "none"
+    rewards: Home = "none"
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+def normalize(table: Normalization | None, fleet: Fleet, policy: Any, algorithm: Any) -> Any:
+    """The policy, normalized where a config asks for it."""
+    if table is None:
+        return policy
+    if not getattr(algorithm, "federated", True) and "federated" in (table.observations, table.rewards):
+        raise UserError(f'{type(algorithm).__name__} sends nothing: its normalization can only be "local" or "none"')
+    rate = rate_for(algorithm) if table.rate is None else table.rate
+    check_rate(algorithm, rate)
+    return normalized(fleet, policy, table.observations != "none", table.rewards != "none", rate)
+
+
+def keep_local(table: Normalization | None, algorithm: Algorithm) -> Algorithm:
+    """The algorithm with those moments that stay with the agents; one that sends nothing keeps them as it is."""
+    if table is None or not getattr(algorithm, "federated", True):
+        return algorithm
+    names = tuple(f"normalizer.{x}" for x in ("observations", "rewards") if getattr(table, x) == "local")
+    return Personal(algorithm, names) if names else algorithm
+
+
+def rate_for(algorithm: Any) -> float:
+    """A tenth of the way in a local step, and in an adaptation step at most half of it."""
+    sizes = [(LOCAL_STEP, "beta"), (ADAPTATION_STEP, "alpha"), (ADAPTATION_STEP, "deployment_alpha")]
+    return min((share / size for share, name in sizes if (size := getattr(algorithm, name, None))), default=1.0)
+
+
+def check_rate(algorithm: Any, rate: float) -> None:
+    """Refuse steps that go beyond a batch's moments; an adaptation that goes there leaves nothing to learn."""
+    for name in ("alpha", "beta", "deployment_alpha"):
+        way = (getattr(algorithm, name, None) or 0.0) * rate
+        if way > 1 or (way == 1 and name != "beta"):
+            most = "at most 1" if name == "beta" else "less than 1"
+            raise UserError(
+                f"{name} times the normalization's rate must be {most}, a share of the way to a batch's statistics; "
+                f"it is {way:g}: lower the rate, or leave it out"
+            )
+
+
+def check_curvature(policy: Any, curvature: Curvature) -> None:
+    """Refuse central differences where they would move statistics along with the policy."""
+    if isinstance(policy, Normalized) and isinstance(curvature, CentralDifferences):
+        raise UserError(
+            "central differences would differentiate by the normalization's statistics too: choose another form of "
+            "curvature, or no [normalization]"
+        )

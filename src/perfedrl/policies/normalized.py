@@ -1,0 +1,127 @@
+"""A policy that sees normalized observations, and credits its decisions with normalized rewards."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.policies.mlp import observation_size
+from perfedrl.types import Array, Noise, Params, Trajectory
+
+NORMALIZER = "normalizer"
+"""What the statistics are called among the parameters; in it are "observations" and "rewards"."""
+
+LARGEST = 10.0
+"""Observations further from their mean, in standard deviations, and returns larger than that count as so much."""
+
+SHARE = 1e-6
+"""Of a mean square: smaller variances are its rounding in single precision."""
+
+SMALLEST = 1e-8
+"""Of variances, and of the mean square of returns: where there was no reward yet, the first one is no explosion."""
+
+
+class Normalized(eqx.Module):
+    """Parameters are {"policy": the inner policy's, "normalizer": moments}, and gradients have both parts.
+
+    The moments are means over episodes of means over the episode's decisions: of each observation component and its
+    square, and of the squared reward-to-go. They are raw ones, so that their average over agents is what all agents'
+    episodes have together. They climb along on minus `rate` times half their squared distance from a batch's, in
+    training, in adaptation and at deployment: a step of size beta goes beta `rate` of the way. Nothing else moves them,
+    as scores and returns take them as given. They start at mean 0 and mean square 1.
+
+    `size` is the number of observation components, None where observations are left as they are.
+    """
+
+    policy: Any
+    size: int | None = eqx.field(static=True)
+    rewards: bool = eqx.field(static=True)
+    rate: float = eqx.field(static=True)
+
+    def __init__(self, policy: Any, size: int | None = None, rewards: bool = False, rate: float = 1.0):
+        if size is None and not rewards:
+            raise UserError("a policy that normalizes neither observations nor rewards needs no normalization")
+        if not 0 < rate < float("inf"):
+            raise UserError(f"the normalization's rate must be a finite number > 0; it is {rate}")
+        self.policy, self.size, self.rewards, self.rate = policy, size, rewards, float(rate)
+
+    @property
+    def noise(self) -> int:
+        return self.policy.noise
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the inner policy offers: what it says of states and actions, its entropy, its value network."""
+        if name in ("actions", "action_size", "states"):
+            return getattr(self.policy, name)
+        if name == "entropy":
+            entropy = self.policy.entropy
+            return lambda params, obs: entropy(params["policy"], self.seen(params, obs))
+        if name in ("values", "value_fit"):
+            of_batch = getattr(self.policy, name)
+            seen = lambda params, batch: batch._replace(obs=self.seen(params, batch.obs))  # noqa: E731
+            return lambda params, batch, *more: of_batch(params["policy"], seen(params, batch), *more)
+        raise AttributeError(name)
+
+    def init(self, key: PRNGKeyArray) -> Params:
+        moments = {}
+        if self.size is not None:
+            moments["observations"] = {"mean": jnp.zeros(self.size), "square": jnp.ones(self.size)}
+        if self.rewards:
+            moments["rewards"] = {"square": jnp.ones(1)}
+        return {"policy": self.policy.init(key), NORMALIZER: moments}
+
+    def sample(self, params: Params, obs: PyTree[Array], u: Noise) -> PyTree[Array]:
+        return self.policy.sample(params["policy"], self.seen(params, obs), u)
+
+    def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]:
+        return self.policy.log_prob(params["policy"], self.seen(params, obs), action)
+
+    def seen(self, params: Params, obs: PyTree[Array]) -> PyTree[Array]:
+        """Observations as the inner policy sees them, one or many: in standard deviations from their mean."""
+        if self.size is None:
+            return obs
+        mean, square = (jax.lax.stop_gradient(params[NORMALIZER]["observations"][name]) for name in ("mean", "square"))
+        variance = jnp.maximum(square - mean**2, jnp.maximum(SHARE * square, SMALLEST))
+        return jnp.clip((obs - mean) / jnp.sqrt(variance), -LARGEST, LARGEST)
+
+    def scaled(self, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Returns in units of their root mean square."""
+        if not self.rewards:
+            return returns
+        square = jax.lax.stop_gradient(params[NORMALIZER]["rewards"]["square"][0])
+        return jnp.clip(returns / jnp.sqrt(jnp.maximum(square, SMALLEST)), -LARGEST, LARGEST)
+
+    def moments(self, batch: Trajectory, returns: Float[Array, "m T"]) -> Params:
+        """Those of a batch, whose returns are not normalized; an episode counts alike, however long it lasted."""
+        share = batch.mask / jnp.maximum(jnp.sum(batch.mask, axis=-1, keepdims=True), 1) / len(batch.mask)
+        found = {}
+        if self.size is not None:
+            mean = lambda x: jnp.sum(share[..., None] * x, axis=(0, 1))  # noqa: E731
+            found["observations"] = {"mean": mean(batch.obs), "square": mean(batch.obs**2)}
+        if self.rewards:
+            found["rewards"] = {"square": jnp.sum(share * returns**2, keepdims=True)[0]}
+        return found
+
+    def moment_fit(self, params: Params, batch: Trajectory, returns: Float[Array, "m T"]) -> Float[Array, ""]:
+        """Minus `rate` times half the squared distance of the moments from a batch's."""
+        apart = lambda x, y: jnp.sum((x - y) ** 2)  # noqa: E731
+        squares = jax.tree.map(apart, params[NORMALIZER], self.moments(batch, returns))
+        return -0.5 * self.rate * jax.tree.reduce(jnp.add, squares)
+
+
+def normalized(fleet: Fleet, policy: Any, observations: bool, rewards: bool, rate: float) -> Normalized:
+    """The policy with normalized observations, normalized rewards or both; refused where there is nothing to scale."""
+    size = None
+    if observations:
+        try:
+            size = observation_size(fleet, "normalized")
+        except UserError as error:
+            raise UserError(
+                "observations that are normalized must be vectors of numbers, and this fleet's are not: "
+                'set observations = "none" under [normalization]'
+            ) from error
+    return Normalized(policy, size, rewards, rate)
