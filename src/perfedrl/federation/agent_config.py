@@ -13,8 +13,10 @@ from typing import Any
 import jax
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from perfedrl.envs import ENVS, Fleet, Task, stack
+from perfedrl.envs import ENVS, Fleet, Task, fleet
+from perfedrl.envs.fleet import brings_sampler
 from perfedrl.errors import UserError
+from perfedrl.evaluation import check_fit
 from perfedrl.experiments.config import Config, make_config, whole
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.registry import shortened
@@ -73,7 +75,12 @@ class AgentConfig(BaseModel):
 
     @property
     def samples_in_python(self) -> bool:
-        """Whether the environment is a function of the policy that makes a sampler, as around a robot."""
+        """Whether JAX cannot trace the environment: a Gymnasium fleet, say, or a sampler around a robot."""
+        return self.makes_sampler or not alone(self._world).traceable
+
+    @property
+    def makes_sampler(self) -> bool:
+        """Whether the environment is a function of the policy that makes a sampler."""
         return "policy" in ENVS.parameters(self.env)
 
     @property
@@ -83,7 +90,7 @@ class AgentConfig(BaseModel):
     @cached_property
     def _world(self) -> Any:
         world = ENVS[self.env](**self._params)
-        if not isinstance(world, Fleet | Task):
+        if not isinstance(world, Fleet | Task) and not brings_sampler(world):
             raise UserError(
                 f"the environment {self.env!r} must make a Fleet or a task, or take a policy and make a sampler; "
                 f"it made a {type(world).__name__}"
@@ -95,14 +102,18 @@ class AgentConfig(BaseModel):
     def tasks(self, number: int) -> Any:
         """This agent's task, as a stack of one."""
         if not isinstance(self._world, Fleet):
-            return stack([self._world])
+            return alone(self._world).train
         i, count = number if self.agent is None else self.agent, self._world.agents
         if not 0 <= i < count:
             raise UserError(f"there is no training agent {i}: the fleet of {self.env!r} has {count}, numbered from 0")
         return jax.tree.map(lambda x: x[i : i + 1], self._world.train)
 
-    def sampler(self, policy: Any) -> tuple[Sampler, float]:
-        """This agent's Python sampler for a policy, and its discount."""
+    def sampler(self, policy: Any, number: int) -> tuple[Sampler, Any]:
+        """This agent's Python sampler for a policy, and what knows its discount and what else to say of an episode."""
+        if not self.makes_sampler:
+            task = self.tasks(number)[0]
+            check_fit(task, policy)
+            return task.sampler(policy), task
         made = ENVS[self.env](policy=policy, **self._params)
         if not isinstance(made, Sampler) or not hasattr(made, "discount"):
             raise UserError(
@@ -114,7 +125,12 @@ class AgentConfig(BaseModel):
         discount = made.discount
         if not isinstance(discount, int | float) or not 0 <= discount < 1:
             raise UserError(f"the sampler of {self.env!r} needs a discount in [0, 1); it is {discount!r}")
-        return made, float(discount)
+        return made, made
+
+
+def alone(world: Any) -> Fleet:
+    """A fleet as it is, a single task as a fleet of one."""
+    return world if isinstance(world, Fleet) else fleet([world])
 
 
 def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentConfig:
@@ -137,7 +153,7 @@ def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentC
 def make_agent_config(table: Mapping[str, Any]) -> AgentConfig:
     """Check a table of settings; the error is one sentence about the first thing wrong."""
     config = validated(AgentConfig, table, "agent config")
-    if not config.samples_in_python:
+    if not config.makes_sampler:
         config._world  # noqa: B018
     elif config.agent is not None:
         raise UserError(f"agent = {config.agent} picks one of a fleet; {config.env!r} makes a sampler")

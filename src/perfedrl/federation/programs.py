@@ -18,7 +18,15 @@ from perfedrl.algorithms import Algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
-from perfedrl.evaluation import EVALUATIONS, Evaluation, MonteCarlo, Outcomes, before_and_after, check_fit
+from perfedrl.evaluation import (
+    EVALUATIONS,
+    Evaluation,
+    MonteCarlo,
+    Outcomes,
+    before_and_after,
+    check_fit,
+    episode_outcomes,
+)
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent_config import AgentConfig
 from perfedrl.lanes import agent_key, measure_lanes
@@ -129,11 +137,11 @@ class Live:
 
     def __init__(self, config: Config, agent: AgentConfig, algorithm: Algorithm, number: int):
         parts = config.parts
-        made, discount = agent.sampler(parts.policy)
+        made, about = agent.sampler(parts.policy, number)
         self._sampler = Guarded(made, agent.env)
-        objective = PolicyObjective(self._sampler, parts.policy, discount, parts.agent.forms)
+        objective = PolicyObjective(self._sampler, parts.policy, float(about.discount), parts.agent.forms)
         asked = parts.evaluation if isinstance(parts.evaluation, MonteCarlo) else MonteCarlo(parts.agent)
-        evaluation = Tried(objective, asked.trajectories, asked.episodes)
+        evaluation = Tried(objective, about, asked.trajectories, asked.episodes)
         key = agent_key(config.seeds[0], number)
         self._own = lambda m: Play(partial(own, m), lambda _: objective, algorithm, key)
         self.train = Play(train, lambda _: objective, algorithm, key)
@@ -170,8 +178,8 @@ class Tried:
 
     few_shot, rollouts, float64 = (), 0, False
 
-    def __init__(self, objective: PolicyObjective, trajectories: int, episodes: int):
-        self._objective, self.trajectories, self.episodes = objective, trajectories, episodes
+    def __init__(self, objective: PolicyObjective, about: Any, trajectories: int, episodes: int):
+        self._objective, self._about, self.trajectories, self.episodes = objective, about, trajectories, episodes
 
     def objective(self, task: Any) -> Objective:
         return self._objective
@@ -180,7 +188,8 @@ class Tried:
         return 0
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
-        return {"return": self._objective.value(params, key, self.episodes)}
+        played = self._objective.sampler.sample(params, key, self.episodes)
+        return {name: jnp.mean(x) for name, x in episode_outcomes(self._about, played).items()}
 
 
 class Guarded:

@@ -20,7 +20,7 @@ from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Params, Trajectory
 
-MOST_SLOTS = 1024
+MOST_SLOTS, MOST_AGENTS = 1024, 10_000
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,8 @@ def gymnasium_fleet(
     if not 1 <= parallel <= MOST_SLOTS:
         raise UserError(f"parallel must be from 1 to {MOST_SLOTS}; it is {parallel}")
     recipes, held_out = recipes_of(id, vary, agents, held_out, seed, options or {})
+    if len(recipes) > MOST_AGENTS:
+        raise UserError(f"a fleet of Gymnasium environments has at most {MOST_AGENTS} agents; this has {len(recipes)}")
     longest = recipes[0].longest
     if horizon is None and longest is None:
         raise UserError(f"say how long episodes of {recipes[0].name!r} may be: horizon, the number of decisions less 1")
