@@ -88,6 +88,5 @@ cart_pole = family(
     CartPole,
     vary="length",
     usual={"length": (0.2, 1.8), **dict.fromkeys(("gravity", "masscart", "masspole", "force_mag"), (0.5, 1.5))},
-    doc="""Cart-poles as in Gymnasium; in the federated literature they differ in the pole's length, uniform on
-    [0.1, 0.9].""",
+    doc="""Cart-poles as in Gymnasium; usually they differ in the pole's half length, uniform on [0.1, 0.9].""",
 )
