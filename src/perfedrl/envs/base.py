@@ -51,6 +51,30 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
+class PlayedTask(Protocol):
+    """One agent whose world JAX cannot trace (a Gymnasium environment, a robot): it brings a sampler of its own.
+
+    It says of its actions and observations what a policy must know: `actions` or `action_size`, `observation_size`.
+    Like a `Task` it may have `outcomes`; `settings`, a table of what it is made with; and `close`, which is called when
+    work ends, also by an error.
+    """
+
+    @property
+    def horizon(self) -> int: ...
+
+    @property
+    def discount(self) -> float: ...
+
+    def sampler(self, policy: Any) -> Any:
+        """What plays under a policy: an object with `traceable = False` and `sample(params, key, m) -> Trajectory`."""
+        ...
+
+    def outline(self, m: int) -> Any:
+        """A batch of m made-up episodes, a Trajectory of the right shapes and types."""
+        ...
+
+
 def check_episode(horizon: int, discount: float, who: str = "") -> None:
     """Refuse a horizon or a discount that no MDP has."""
     if not 0 <= horizon <= LONGEST_HORIZON or horizon != int(horizon):

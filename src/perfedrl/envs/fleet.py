@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from perfedrl.envs.base import Task
+from perfedrl.envs.base import PlayedTask, Task
 from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
 
@@ -73,7 +73,7 @@ class Fleet(eqx.Module):
         return jax.tree.map(lambda x: x[i], part)
 
 
-def fleet(train: Sequence[Task], held_out: Sequence[Task] = ()) -> Fleet:
+def fleet(train: Sequence[Task | PlayedTask], held_out: Sequence[Task | PlayedTask] = ()) -> Fleet:
     """Make a fleet of single tasks. All must have the same shapes, horizon and discount."""
     if not train:
         raise UserError("a fleet needs at least one training agent")

@@ -1,5 +1,6 @@
 """Batches of episodes from a vector of environments that stays open: one slot plays one episode after the other."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +17,9 @@ from perfedrl.types import Trajectory
 
 IDLE = "perfedrl.idle"
 """An option of `reset`: this slot has nothing more to play in this batch."""
+
+WORKERS = ".*(Received the following error|Traceback|Raising the last exception)"
+"""What Gymnasium prints when a process fails, of which the sentence of the error says enough."""
 
 Act = Callable[[Any, Any], Any]
 """Observations and uniforms of all slots -> actions."""
@@ -78,7 +82,9 @@ class Slots:
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seeds, u = rng.integers(2**31, size=m), rng.random((m, longest, noise), np.float32)
         try:
-            return self._play(act, seeds, u)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", WORKERS)
+                return self._play(act, seeds, u)
         except EpisodeError as error:
             self.close(broken=True)
             raise AgentError(f"{self._name}: the environment {error}") from error

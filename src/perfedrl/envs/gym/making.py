@@ -96,7 +96,10 @@ def specification(name: str) -> Any:
 
 def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
     """What a factory makes with an agent's values: as arguments where it takes them, as attributes elsewhere."""
-    accepted = inspect.signature(factory).parameters
+    try:
+        accepted: Mapping[str, inspect.Parameter] = inspect.signature(factory).parameters
+    except ValueError:  # of what is written in C
+        accepted = {}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and not isinstance(factory, type)
     own = {key: value for key, value in values.items() if key in accepted or takes_all}
     rest = {key: value for key, value in values.items() if key not in own}
