@@ -190,6 +190,13 @@ def test_a_fallen_pole_stays_where_it_fell():
     assert done
 
 
+def test_a_car_must_be_fast_enough_at_the_goal():
+    arrives = lambda speed: MountainCar(goal_velocity=0.03).step(  # noqa: E731
+        jnp.asarray([0.49, speed]), jnp.asarray(2), jnp.zeros(0)
+    )
+    assert [bool(arrives(speed)[2]) for speed in (0.02, 0.04)] == [False, True]
+
+
 def test_a_masss_place_moves_with_its_link():
     """Derived constants are properties: they cannot lie when an agent's body is changed."""
     assert Acrobot(link_length_1=0.6).link_com_pos_1 == 0.3

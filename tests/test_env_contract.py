@@ -52,6 +52,7 @@ PYTHON = [name for name in ENVS if "parallel" in ENVS.parameters(name)]
 FEW = {"agents": 2, "held_out": 0, "horizon": 5, "parallel": 3}
 
 M = 3
+BUILT: list[Fleet] = []
 
 
 class Played(NamedTuple):
@@ -64,7 +65,8 @@ class Played(NamedTuple):
 
 @lru_cache
 def fleet_of(name: str) -> Fleet:
-    return ENVS[name](**{**(FEW if name in PYTHON else {}), **PARAMETERS.get(name, {})})
+    BUILT.append(ENVS[name](**{**(FEW if name in PYTHON else {}), **PARAMETERS.get(name, {})}))
+    return BUILT[-1]
 
 
 def policy_of(fleet: Fleet) -> Any:
@@ -104,8 +106,9 @@ TRACEABLE = [name for name in ENVS if name not in PYTHON]
 @pytest.fixture(autouse=True, scope="module")
 def close_what_is_open():
     yield
-    for name in PYTHON:
-        fleet_of(name).close()
+    for fleet in BUILT:
+        if hasattr(fleet, "close"):
+            fleet.close()
 
 
 @pytest.mark.parametrize("name", ENVS)
