@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-federation lint format bench bench-federation reproduce figures lock clean
+.PHONY: run test test-federation lint format bench bench-federation bench-gym reproduce figures lock clean
 
 run: $(STAMP)
 	$(BIN)/perfedrl demo
@@ -31,6 +31,10 @@ bench: $(STAMP)
 # Rounds over NVFlare and TLS beside the same averaging over bare sockets.
 bench-federation: $(STAMP)
 	$(BIN)/python benchmarks/bench_federation.py
+
+# Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter.
+bench-gym: $(STAMP)
+	$(BIN)/python benchmarks/bench_gym.py
 
 reproduce: $(STAMP)
 	$(BIN)/perfedrl reproduce all --json claims.json --report report.html

@@ -1,4 +1,4 @@
-"""Environment steps per second: our cart-poles in JAX beside Gymnasium's, with the same policy, in one run.
+"""Environment steps per second: cart-poles in JAX, in Gymnasium, and in Gymnasium through perfedrl, in one run.
 
 Every rate is the median of a few repetitions without compiling. Ours counts decisions that happen; those after the end
 of an episode are computed too, and counted apart. Machines are noisy: trust the ratio of one run more than its rates.
@@ -16,7 +16,7 @@ from rich.table import Table
 from timing import clock, console, target
 
 from perfedrl import compilation
-from perfedrl.envs import ENVS
+from perfedrl.envs import ENVS, gymnasium_fleet
 from perfedrl.lanes import over_lanes
 from perfedrl.policies import MLPSoftmax
 from perfedrl.rollout import RolloutSampler
@@ -24,6 +24,7 @@ from perfedrl.types import Params
 
 POLICY = MLPSoftmax((4, 32, 2))
 HORIZON = 199
+SLOTS = (16, 64)
 FEEDBACK, GAIN = (0.5, 1.0, 5.0, 1.5), 20.0
 """Pushes after position, velocity, angle and its velocity: a pole that is up stays up."""
 
@@ -83,6 +84,19 @@ def gymnasium(params: Params, parallel: int, steps: int, repeats: int) -> Rate:
     return Rate(f"SyncVectorEnv of {parallel}", parallel * steps / seconds, parallel * steps / seconds)
 
 
+def adapted(params: Params, parallel: int, steps: int, repeats: int) -> Rate:
+    """The same environments through perfedrl: whole episodes as an agent samples them, as many slots side by side."""
+    fleet = gymnasium_fleet("CartPole-v1", agents=1, horizon=HORIZON, parallel=parallel)
+    sampler = fleet.task(0).sampler(POLICY)
+    play = lambda m: sampler.sample(params, jax.random.key(0), m)  # noqa: E731
+    length = float(np.sum(play(parallel).mask)) / parallel
+    episodes = max(1, round(steps / length)) * parallel
+    seconds = repeated(lambda: play(episodes), repeats)
+    happened = float(np.sum(play(episodes).mask))
+    fleet.close()
+    return Rate(f"through perfedrl, {parallel} slots", happened / seconds, happened / seconds)
+
+
 def in_numpy(params: Params) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """The policy for a batch of observations, by the inverse of the distribution function as in JAX."""
     first, last = jax.tree.map(np.asarray, params)
@@ -116,12 +130,17 @@ def main() -> None:
     compilation.use_all_cores()
     rows: list[Callable[[Params], Rate]] = [
         lambda params: ours(params, how.agents, how.episodes, how.repeats),
-        *(lambda params, n=n: gymnasium(params, n, how.steps * 16 // n, how.repeats) for n in (16, 64)),
+        *(lambda params, n=n: gymnasium(params, n, how.steps * 16 // n, how.repeats) for n in SLOTS),
+        *(lambda params, n=n: adapted(params, n, how.steps * 16 // n, how.repeats) for n in SLOTS),
     ]
     compare("an untrained policy", untrained(), rows)
-    mine, *theirs = compare("a policy that balances", balancing(), rows)
+    mine, *others = compare("a policy that balances", balancing(), rows)
+    theirs, through = others[: len(SLOTS)], others[len(SLOTS) :]
     best = max(rate.happened for rate in theirs)
     target("times more steps per second than Gymnasium, cart-pole", mine.happened / best, at_least=50)
+    for n, bare, ours_ in zip(SLOTS, theirs, through, strict=True):
+        what = f"time of sampling through perfedrl over that of the bare vector of {n}"
+        target(what, bare.happened / ours_.happened, at_most=1.3)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,28 @@ if TYPE_CHECKING:
     from perfedrl import algorithms, envs, estimators, exact, policies, theory
     from perfedrl.algorithms import FedAvgPG, LocalPG, PerFedAvgPG
     from perfedrl.compilation import enable_cache, use_all_cores
-    from perfedrl.envs import Fleet, Navigation, PointNavigation, TabularMDP, arc, circle, gridworld, point_navigation
+    from perfedrl.envs import (
+        Fleet,
+        Navigation,
+        PointNavigation,
+        TabularMDP,
+        acrobot,
+        arc,
+        cart_pole,
+        circle,
+        gridworld,
+        gymnasium_fleet,
+        mountain_car,
+        pendulum,
+        point_navigation,
+    )
     from perfedrl.errors import UserError
     from perfedrl.evaluation import MonteCarlo
     from perfedrl.experiments.config import Config, load_config, make_config
     from perfedrl.experiments.evaluate import evaluate
+    from perfedrl.experiments.inspection import Inspection, inspect
     from perfedrl.experiments.personalize import Personalized, personalize
+    from perfedrl.experiments.protocol import Assessment, assess
     from perfedrl.experiments.run import train
     from perfedrl.experiments.store import Run, load_run
     from perfedrl.history import Deployment, History
@@ -30,12 +46,15 @@ __version__ = version("perfedrl")
 _HOME = {
     "algorithms": "FedAvgPG LocalPG PerFedAvgPG",
     "compilation": "enable_cache use_all_cores",
-    "envs": "Fleet Navigation PointNavigation TabularMDP arc circle gridworld point_navigation",
+    "envs": "Fleet Navigation PointNavigation TabularMDP acrobot arc cart_pole circle gridworld gymnasium_fleet "
+    "mountain_car pendulum point_navigation",
     "errors": "UserError",
     "evaluation": "MonteCarlo",
     "experiments.config": "Config load_config make_config",
     "experiments.evaluate": "evaluate",
+    "experiments.inspection": "Inspection inspect",
     "experiments.personalize": "Personalized personalize",
+    "experiments.protocol": "Assessment assess",
     "experiments.run": "train",
     "experiments.store": "Run load_run",
     "history": "Deployment History",
@@ -48,12 +67,14 @@ _MODULES = ("algorithms", "envs", "estimators", "exact", "policies", "theory")
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 
 __all__ = [
+    "Assessment",
     "Config",
     "Deployment",
     "FedAvgPG",
     "Fleet",
     "GaussianMLP",
     "History",
+    "Inspection",
     "LocalPG",
     "LogLinearSoftmax",
     "MLPSoftmax",
@@ -68,8 +89,11 @@ __all__ = [
     "TableSoftmax",
     "TabularMDP",
     "UserError",
+    "acrobot",
     "algorithms",
     "arc",
+    "assess",
+    "cart_pole",
     "circle",
     "enable_cache",
     "envs",
@@ -77,9 +101,13 @@ __all__ = [
     "evaluate",
     "exact",
     "gridworld",
+    "gymnasium_fleet",
+    "inspect",
     "load_config",
     "load_run",
     "make_config",
+    "mountain_car",
+    "pendulum",
     "personalize",
     "point_navigation",
     "policies",
