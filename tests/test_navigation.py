@@ -94,6 +94,9 @@ def test_an_episode_that_ends_early_is_masked_from_there():
     out = task.outcomes(played)
     assert out["success"] == 1
     assert out["distance"] == pytest.approx(0, abs=1e-6)
+    assert out["score"] == pytest.approx(-0.3, abs=1e-6), "undiscounted"
+    after_the_end = played.reward - (1 - played.mask)
+    assert task.outcomes(played._replace(reward=after_the_end))["score"] == pytest.approx(-0.3, abs=1e-6)
     away = episode(Beeline(), jnp.asarray([0.0, 0.05]), task, jnp.zeros(noise_size(Beeline(), task)))
     assert task.outcomes(away)["success"] == 0
     assert task.outcomes(away)["distance"] == pytest.approx(np.hypot(0.3, 0.5), abs=1e-6)

@@ -112,8 +112,9 @@ class PointNavigation(eqx.Module):
         return state, -distance(state, self.goal), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """Whether an episode comes within `radius` of the goal, and how far from it it ends."""
-        return reach(-episode.reward, episode, self.radius)
+        """Whether an episode comes within `radius` of the goal, how far from it it ends, and its undiscounted sum."""
+        score = jnp.sum(episode.reward * episode.mask)
+        return {**reach(-episode.reward, episode, self.radius), "score": score}
 
     def with_goal(self, goal: Sequence[float]) -> "PointNavigation":
         """The same world with another goal."""
