@@ -1,5 +1,6 @@
 """Gymnasium environments as agents: their physics, their spaces, their episodes, and what happens when they fail."""
 
+import equinox as eqx
 import gymnasium
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from perfedrl.envs.gym.making import Recipe
 from perfedrl.errors import AgentError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.objective import _gradient
-from perfedrl.policies import gaussian_mlp, mlp
+from perfedrl.policies import MLPSoftmax, gaussian_mlp, mlp
 
 KEY = jax.random.key(3)
 
@@ -146,9 +147,27 @@ def test_environments_stay_open_between_batches_and_are_closed_in_the_end():
     fleet.close()
 
 
+class Compiled(eqx.Module):
+    """A policy of a user's own, that says nothing of NumPy."""
+
+    inner: MLPSoftmax
+
+    actions, noise = 2, 1
+
+    def init(self, key):
+        return self.inner.init(key)
+
+    def sample(self, params, obs, u):
+        return self.inner.sample(params, obs, u)
+
+    def log_prob(self, params, obs, action):
+        return self.inner.log_prob(params, obs, action)
+
+
 def test_nothing_compiles_after_the_first_batch():
     fleet = gymnasium_fleet("CartPole-v1", {"length": (0.1, 0.9)}, 3, horizon=50, parallel=4)
-    _, policy, params = sampler(fleet)
+    _, inner, params = sampler(fleet)
+    policy = Compiled(inner)
     agents = [Sampled(policy)(fleet.task(i)) for i in range(3)]
     agents[0].gradient(params, KEY, 5)
     act = adapter.decisions(jax.tree.structure((policy, params)))
@@ -156,6 +175,9 @@ def test_nothing_compiles_after_the_first_batch():
     for i, agent in enumerate(agents * 2):
         agent.gradient(params, jax.random.key(i), 5)
     assert (act._cache_size(), _gradient.compilations()) == before
+    assert before[0] == 1
+    batches = [fleet.task(0).sampler(x).sample(params, KEY, 5) for x in (inner, policy)]
+    assert all(np.array_equal(x, y) for x, y in zip(*batches, strict=True)), "in NumPy it decides alike"
 
 
 @pytest.mark.parametrize("how", ["nan", "raise"])

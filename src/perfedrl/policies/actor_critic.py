@@ -40,6 +40,9 @@ class ActorCritic(eqx.Module):
         """What a policy says of its actions, as its actor does."""
         if name in ("actions", "action_size"):
             return getattr(self.actor, name)
+        if name == "in_numpy":
+            decide = self.actor.in_numpy
+            return lambda params: decide(params["actor"])
         raise AttributeError(name)
 
     def init(self, key: PRNGKeyArray) -> Params:

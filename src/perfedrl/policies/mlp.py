@@ -13,6 +13,7 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.noise import standard_normal
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
+from perfedrl.policies.in_numpy import Decide, choice, network, normal
 from perfedrl.policies.regularity import softmax_of_network
 from perfedrl.types import Array, Noise, Params
 
@@ -55,6 +56,10 @@ class MLPSoftmax(eqx.Module):
         logp = jax.nn.log_softmax(forward(params, obs))
         return -jnp.sum(jnp.exp(logp) * logp)
 
+    def in_numpy(self, params: Params) -> Decide:
+        outputs = network(params)
+        return lambda obs, u: choice(outputs(obs), u[:, 0])
+
     def regularity_within(self, radius: float, observation: float) -> tuple[float, float, float]:
         """G, M and Lambda of Assumption 2 on |theta| <= radius, for observations of bounded norm."""
         return softmax_of_network(self.widths, radius, observation)
@@ -93,6 +98,11 @@ class MLPFactored(eqx.Module):
         """How undecided the policy is at an observation, over all components."""
         logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
         return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
+
+    def in_numpy(self, params: Params) -> Decide:
+        outputs, cuts = network(params), np.cumsum(self.actions)[:-1]
+        parts = lambda obs: np.split(outputs(obs), cuts, axis=1)  # noqa: E731
+        return lambda obs, u: np.stack([choice(part, u[:, i]) for i, part in enumerate(parts(obs))], axis=1)
 
     def _parts(self, outputs: Float[Array, " k"]) -> list[Float[Array, " a"]]:
         return jnp.split(outputs, np.cumsum(self.actions)[:-1])
@@ -134,6 +144,10 @@ class GaussianMLP(eqx.Module):
     def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
         """How undecided the policy is, the same at every observation."""
         return jnp.sum(params["log_std"] + 0.5 * np.log(2 * np.pi * np.e))
+
+    def in_numpy(self, params: Params) -> Decide:
+        outputs, std = network(params["mean"]), np.exp(np.asarray(params["log_std"]))
+        return lambda obs, u: (outputs(obs) + std * normal(u)).astype(np.float32)
 
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:

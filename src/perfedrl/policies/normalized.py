@@ -1,14 +1,17 @@
 """A policy that sees normalized observations, and credits its decisions with normalized rewards."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
+from perfedrl.policies.in_numpy import Decide
 from perfedrl.policies.mlp import observation_size
 from perfedrl.types import Array, Noise, Params, Trajectory
 
@@ -60,6 +63,8 @@ class Normalized(eqx.Module):
         if name == "entropy":
             entropy = self.policy.entropy
             return lambda params, obs: entropy(params["policy"], self.seen(params, obs))
+        if name == "in_numpy":
+            return partial(self._in_numpy, self.policy.in_numpy)
         if name in ("values", "value_fit"):
             of_batch = getattr(self.policy, name)
             seen = lambda params, batch: batch._replace(obs=self.seen(params, batch.obs))  # noqa: E731
@@ -84,9 +89,20 @@ class Normalized(eqx.Module):
         """Observations as the inner policy sees them, one or many: in standard deviations from their mean."""
         if self.size is None:
             return obs
+        mean, std = self.mean_and_std(params)
+        return jnp.clip((obs - mean) / std, -LARGEST, LARGEST)
+
+    def _in_numpy(self, inner: Any, params: Params) -> Decide:
+        decide = inner(params["policy"])
+        if self.size is None:
+            return decide
+        mean, std = (np.asarray(x) for x in self.mean_and_std(params))
+        return lambda obs, u: decide(np.clip((obs - mean) / std, -LARGEST, LARGEST), u)
+
+    def mean_and_std(self, params: Params) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+        """Of each observation component."""
         mean, square = (jax.lax.stop_gradient(params[NORMALIZER]["observations"][name]) for name in ("mean", "square"))
-        variance = jnp.maximum(square - mean**2, jnp.maximum(SHARE * square, SMALLEST))
-        return jnp.clip((obs - mean) / jnp.sqrt(variance), -LARGEST, LARGEST)
+        return mean, jnp.sqrt(jnp.maximum(square - mean**2, jnp.maximum(SHARE * square, SMALLEST)))
 
     def scaled(self, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns in units of their root mean square."""

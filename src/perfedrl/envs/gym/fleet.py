@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray
 
 from perfedrl.envs.base import check_episode
 from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.gym.episodes import Slots
+from perfedrl.envs.gym.episodes import Act, Slots
 from perfedrl.envs.gym.making import Recipe, imported
 from perfedrl.envs.gym.pictures import rendered
 from perfedrl.envs.gym.spaces import Spaces, sizes
@@ -74,7 +74,7 @@ class GymTask:
 
     def frames(self, policy: Any, params: Params) -> list[np.ndarray]:
         """The pictures that the environment draws of one episode."""
-        return rendered(self.recipe, self.name, decide_alone(policy, params), self.horizon + 1, policy.noise)
+        return rendered(self.recipe, self.name, decide(policy, params), self.horizon + 1, policy.noise)
 
     def close(self) -> None:
         """Close the environments, if any are open."""
@@ -83,7 +83,7 @@ class GymTask:
 
 @dataclass(frozen=True)
 class GymSampler:
-    """Plays episodes in Python; decisions of all slots are one compiled call of one shape."""
+    """Plays episodes in Python, with the decisions of all slots at once."""
 
     task: GymTask
     policy: Any
@@ -92,19 +92,20 @@ class GymSampler:
 
     def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Play m independent episodes; what they are depends on the parameters and the key alone."""
-        leaves, structure = jax.tree.flatten((self.policy, params))
-        act = partial(decisions(structure), tuple(leaves))
-        return self.task._slots.play(act, self.policy.noise, key, m, self.task.horizon + 1)
+        return self.task._slots.play(decide(self.policy, params), self.policy.noise, key, m, self.task.horizon + 1)
 
 
-def decide_alone(policy: Any, params: Params) -> Callable[[Any, Any], np.ndarray]:
-    """A single agent's decisions, as a batch of one."""
-    return lambda obs, u: np.asarray(jax.vmap(lambda o, v: policy.sample(params, o, v))(obs, u))
+def decide(policy: Any, params: Params) -> Act:
+    """The decisions of all slots: in NumPy where the policy can, else as a compiled call of one shape."""
+    if hasattr(policy, "in_numpy"):
+        return policy.in_numpy(params)
+    leaves, structure = jax.tree.flatten((policy, params))
+    return partial(decisions(structure), tuple(leaves))
 
 
 @lru_cache
 def decisions(structure: Any) -> Callable[..., Any]:
-    """The decisions of all slots as one compiled call, for a policy and parameters that were flattened before.
+    """Decisions as a compiled call, for a policy and parameters that were flattened before.
 
     A batch calls it at every step, and flattening would take longer than deciding.
     """
@@ -117,7 +118,7 @@ def decisions(structure: Any) -> Callable[..., Any]:
 
 
 def gymnasium_fleet(
-    id: str | Sequence[Any],
+    id: str | Callable[..., Any] | Sequence[Any],
     vary: Vary = (),
     agents: int | None = None,
     held_out: int = 0,
@@ -158,7 +159,12 @@ def gymnasium_fleet(
 
 
 def recipes_of(
-    source: str | Sequence[Any], vary: Vary, agents: int | None, held_out: int, seed: int, options: Mapping[str, Any]
+    source: str | Callable[..., Any] | Sequence[Any],
+    vary: Vary,
+    agents: int | None,
+    held_out: int,
+    seed: int,
+    options: Mapping[str, Any],
 ) -> tuple[list[Recipe], int]:
     """How each agent's environment is made, training agents first, and how many are held out."""
     if isinstance(source, str) or callable(source):

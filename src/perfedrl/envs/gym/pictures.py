@@ -37,7 +37,7 @@ def rendered(
         for _ in range(longest):
             frames.append(np.asarray(env.render()))
             action = decide(np.asarray(obs, np.float32)[None], rng.random((1, noise), np.float32))
-            obs, _, terminated, truncated, _ = env.step(convert(action)[0])
+            obs, _, terminated, truncated, _ = env.step(convert(np.asarray(action))[0])
             if terminated or truncated:
                 break
         return frames
