@@ -16,7 +16,7 @@ from perfedrl.evaluation import MonteCarlo, deployed_step_size, step_by_step
 from perfedrl.experiments.evaluate import check_shared
 from perfedrl.experiments.stats import Interval, bootstrap_interval
 from perfedrl.experiments.store import Run
-from perfedrl.lanes import EVALUATION
+from perfedrl.lanes import EVALUATION, FleetState
 from perfedrl.simulation import Simulation
 
 MOST_STEPS = 10_000
@@ -78,46 +78,46 @@ def assess(
     run deploys with, or `alpha`. With `scratch` they start from fresh parameters instead. `episodes` are those that
     an agent is measured over, as many as in the run when left out.
     """
-    check_counts(steps=steps, trajectories=trajectories, **({} if episodes is None else {"episodes": episodes}))
-    if steps > MOST_STEPS:
-        raise UserError(f"steps must be at most {MOST_STEPS}; it is {steps}")
-    parts, seeds = run.config.parts, run.config.seeds
-    if alpha is not None:
-        check_step_sizes(alpha, 1.0)
-    if not scratch:
-        check_shared(run)
-    lane = jax.tree.map(lambda x: x[0], run.message)
-    if alpha is None:
-        deployed_step_size(parts.algorithm, lane)
-    evaluation = parts.evaluation
-    if episodes is not None and isinstance(evaluation, MonteCarlo):
-        evaluation = MonteCarlo(evaluation.agent, episodes=episodes)
-    algorithm: Any = FedAvgPG(alpha, beta=1.0) if scratch and alpha is not None else parts.algorithm
-    simulation = Simulation(
-        parts.fleet,
-        parts.policy,
-        [algorithm] * len(seeds),
-        seeds,
-        parts.agent,
-        evaluation=evaluation,
-        start_key="per-seed" if scratch else 0,
-    )
-    state = simulation.start()
-    if not scratch:
-        state = state._replace(server=ServerState(run.message))
+    check(run, steps, trajectories, episodes, alpha, scratch)
+    parts, message = run.config.parts, jax.tree.map(lambda x: x[0], run.message)
+    simulation, state = beginning(run, episodes, alpha, scratch)
     # A moment of its own: neither training nor the run's evaluations draw what is drawn here.
     moment, held_out = EVALUATION + run.config.rounds + 2, parts.fleet.held_out is not None
     try:
         measured = simulation.each_agent(partial(step_by_step, steps, trajectories, alpha), state, moment, held_out)
     finally:
         parts.fleet.close()
-    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))  # noqa: E731
+    costs = run.history.trajectories[-1], run.history.bytes[-1], sum(x.nbytes for x in jax.tree.leaves(message))
     return Assessment(
         "held-out" if held_out else "training",
         "from scratch" if scratch else run.config.algorithm["name"],
         trajectories,
         {name: np.moveaxis(np.asarray(x, float), 1, -1) for name, x in measured.items()},
-        0 if scratch else int(run.history.trajectories[-1]),
-        0 if scratch else int(run.history.bytes[-1]),
-        0 if scratch else size(lane),
+        *(0 if scratch else int(cost) for cost in costs),
     )
+
+
+def check(run: Run, steps: int, trajectories: int, episodes: int | None, alpha: float | None, scratch: bool) -> None:
+    """Refuse what cannot be assessed, before anything compiles."""
+    check_counts(steps=steps, trajectories=trajectories, **({} if episodes is None else {"episodes": episodes}))
+    if steps > MOST_STEPS:
+        raise UserError(f"steps must be at most {MOST_STEPS}; it is {steps}")
+    if not scratch:
+        check_shared(run)
+    if alpha is not None:
+        check_step_sizes(alpha, 1.0)
+    else:
+        deployed_step_size(run.config.parts.algorithm, jax.tree.map(lambda x: x[0], run.message))
+
+
+def beginning(run: Run, episodes: int | None, alpha: float | None, scratch: bool) -> tuple[Simulation, FleetState]:
+    """The fleet with the run's initialization, or with fresh parameters."""
+    parts, seeds = run.config.parts, run.config.seeds
+    evaluation = parts.evaluation
+    if episodes is not None and isinstance(evaluation, MonteCarlo):
+        evaluation = MonteCarlo(evaluation.agent, episodes=episodes)
+    algorithm: Any = FedAvgPG(alpha, beta=1.0) if scratch and alpha is not None else parts.algorithm
+    lanes = [algorithm] * len(seeds), seeds, parts.agent
+    simulation = Simulation(parts.fleet, parts.policy, *lanes, evaluation=evaluation, start_key="per-seed")
+    state = simulation.start()
+    return simulation, state if scratch else state._replace(server=ServerState(run.message))
