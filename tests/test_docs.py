@@ -23,8 +23,10 @@ TESTS = {
 }
 
 
-def test_the_readme_example_runs_as_printed(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_the_readme_examples_run_as_printed(tmp_path):
+    code, own = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", own], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == own.splitlines()[-1].partition("# ")[2]
     assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 20
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
