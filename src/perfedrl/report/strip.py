@@ -20,7 +20,7 @@ def can_draw(task: Any, episode: Trajectory) -> bool:
 
 
 def in_the_plane(task: Any, episode: Trajectory) -> bool:
-    return hasattr(task, "goal") and np.shape(episode.obs)[1:] == (2,)
+    return hasattr(task, "goal") and hasattr(task, "box") and np.shape(episode.obs)[1:] == (2,)
 
 
 def draw_episode(task: Any, policy: Any, params: Params, episode: Trajectory, title: str) -> Figure:
