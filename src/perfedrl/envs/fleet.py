@@ -79,8 +79,8 @@ def fleet(train: Sequence[Task | PlayedTask], held_out: Sequence[Task | PlayedTa
         raise UserError("a fleet needs at least one training agent")
     if any(brings_sampler(task) for task in (*train, *held_out)):
         return roster(train, held_out)
-    stacked = stack([*train, *held_out])
-    n = len(train)
+    tasks: list[Any] = [*train, *held_out]
+    stacked, n = stack(tasks), len(train)
     return Fleet(
         train=jax.tree.map(lambda x: x[:n], stacked),
         held_out=jax.tree.map(lambda x: x[n:], stacked) if held_out else None,

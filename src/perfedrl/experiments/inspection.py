@@ -55,7 +55,8 @@ def described(fleet: Fleet) -> tuple[dict[str, str], list[dict[str, str]]]:
     every = [fleet.task(i) for i in range(fleet.agents)]
     every += [fleet.task(i, held_out=True) for i in range(fleet.held_out_agents)]
     facts = [settings(task) for task in every]
-    alike = {name for name in facts[0] if all(np.array_equal(facts[0][name], each.get(name)) for each in facts)}
+    same = lambda name: all(name in each and np.array_equal(facts[0][name], each[name]) for each in facts)  # noqa: E731
+    alike = {name for name in facts[0] if same(name)}
     general = {"horizon": every[0].horizon, "discount": every[0].discount}
     for name in ("actions", "action_size", "observation_size"):
         if hasattr(every[0], name):

@@ -34,7 +34,7 @@ def network(layers: Params) -> Callable[[Float[np.ndarray, "n d"]], Float[np.nda
 def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     """A draw from each row's softmax by inverse transform."""
     cdf = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
-    return np.sum((u * cdf[:, -1])[:, None] >= cdf[:, :-1], axis=1, dtype=np.int32)
+    return ((u * cdf[:, -1])[:, None] >= cdf[:, :-1]).sum(axis=1, dtype=np.int32)
 
 
 def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:

@@ -104,7 +104,7 @@ class MLPFactored(eqx.Module):
         parts = lambda obs: np.split(outputs(obs), cuts, axis=1)  # noqa: E731
         return lambda obs, u: np.stack([choice(part, u[:, i]) for i, part in enumerate(parts(obs))], axis=1)
 
-    def _parts(self, outputs: Float[Array, " k"]) -> list[Float[Array, " a"]]:
+    def _parts(self, outputs: Float[Array, " k"]) -> Sequence[Float[Array, " a"]]:
         return jnp.split(outputs, np.cumsum(self.actions)[:-1])
 
 

@@ -146,13 +146,13 @@ def gymnasium_fleet(
     longest = recipes[0].longest
     if horizon is None and longest is None:
         raise UserError(f"say how long episodes of {recipes[0].name!r} may be: horizon, the number of decisions less 1")
-    horizon = longest - 1 if horizon is None and longest is not None else horizon
-    check_episode(horizon, discount)
+    decisions_less_one = (longest or 0) - 1 if horizon is None else horizon
+    check_episode(decisions_less_one, discount)
     more = imported(outcomes) if isinstance(outcomes, str) else outcomes
     if outcomes is not None and not callable(more):
         raise UserError(f"outcomes = {outcomes!r}: a function of an episode is needed, as module:function in a config")
     tasks = [
-        GymTask(name_of(i, recipe), recipe, spaces, horizon, discount, parallel, processes, more)
+        GymTask(name_of(i, recipe), recipe, spaces, decisions_less_one, discount, parallel, processes, more)
         for i, (recipe, spaces) in enumerate(zip(recipes, looked_at(recipes), strict=True))
     ]
     return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :])

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from perfedrl.errors import UserError, nearest
 
@@ -43,7 +43,7 @@ class Recipe:
             if not isinstance(env, gym.Env):
                 raise UserError(f"{self.name} must make a gymnasium.Env; it made a {type(env).__name__}")
             return env
-        spec = copy.copy(specification(self.source))
+        spec = copy.copy(specification(self.name))
         creator = spec.entry_point
         if isinstance(creator, str):
             creator = gym.envs.registration.load_env_creator(creator)
@@ -120,11 +120,11 @@ def overridden(kind: type, arguments: Mapping[str, Any], values: Mapping[str, An
 
     The class is another one only while the constructor runs; what later calls set is left alone.
     """
-    seen = set()
+    seen, set_as_usual = set(), cast(Callable[..., None], kind.__setattr__)
 
     def set_attribute(self: Any, key: str, value: Any) -> None:
         seen.add(key)
-        kind.__setattr__(self, key, values.get(key, value))
+        set_as_usual(self, key, values.get(key, value))
 
     constants = {key: value for key, value in values.items() if hasattr(kind, key)}
     made = type(kind.__name__, (kind,), {"__setattr__": set_attribute, "__module__": kind.__module__, **constants})
