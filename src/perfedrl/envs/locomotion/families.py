@@ -1,0 +1,235 @@
+"""Fleets of the meta-RL literature's locomotion tasks: agents differ in what they are to do, or in their bodies.
+
+An episode has 100 decisions. Agents and held-out agents follow from `seed` alone. docs/locomotion.md has the formulas,
+where they are from, and what is not as it was there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.gym import GymTask, gymnasium_fleet
+from perfedrl.envs.locomotion import worlds
+from perfedrl.errors import UserError, nearest
+from perfedrl.types import Array, Trajectory
+
+HERE = f"{worlds.__name__}:"
+HORIZON = 99
+BASES = {"body_mass": 1.5, "body_inertia": 1.5, "dof_damping": 1.3, "geom_friction": 1.5}
+"""A part of a body's model is multiplied by its base to a power that is uniform on [-limit, limit]."""
+
+FARTHEST = 3.0
+ANT_SPEED = 13
+"""Where an ant's observation has its velocities: after the positions."""
+
+
+class Factors(tuple[float, ...]):
+    """What the numbers of a model are multiplied by, one each; a sentence bears the extremes only."""
+
+    def __str__(self) -> str:
+        return f"x {min(self):.2g} to {max(self):.2g}"
+
+
+def half_cheetah_dir(
+    agents: int = 2,
+    held_out: int = 0,
+    seed: int = 0,
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    frame_skip: int = 5,
+    velocity_scale: float = 1.0,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Cheetahs that run forward or backward (Finn et al., 2017); there are two tasks, and so no more to hold out.
+
+    A decision lasts `frame_skip` hundredths of a second. Velocities are seen times `velocity_scale`: joints turn by
+    about 10 rad/s, and 0.1 makes them as large as angles.
+    """
+    options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    made = live(worlds.half_cheetah_direction, vary, agents, held_out, seed, options=options, **more)
+    return saying(made, lambda _: partial(running, velocity_scale))
+
+
+def half_cheetah_vel(
+    agents: int = 10,
+    held_out: int = 5,
+    seed: int = 0,
+    fastest: float = 2.0,
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    frame_skip: int = 5,
+    velocity_scale: float = 1.0,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Cheetahs that run at a velocity of their own, uniform on [0, fastest]: 2 in MAML, 3 in ProMP and PEARL."""
+    positive(fastest=fastest)
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
+    made = live(worlds.half_cheetah_velocity, vary, agents, held_out, seed, options=options, **more)
+    return saying(made, lambda _: partial(running, velocity_scale))
+
+
+def ant_dir(
+    agents: int = 10,
+    held_out: int = 5,
+    seed: int = 0,
+    directions: Literal["circle", "line"] = "circle",
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Ants that walk along a direction of their own: any (ProMP, PEARL), or forward and backward (MAML)."""
+    line = {"list": [0.0, float(np.pi)]}
+    vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    made = live(worlds.ant_direction, vary, agents, held_out, seed, **more)
+    return saying(made, lambda values: partial(walking, values["angle"]))
+
+
+def ant_goal(
+    agents: int = 10,
+    held_out: int = 5,
+    seed: int = 0,
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Ants that walk to a goal of their own, uniform in the disk of radius 3 (ProMP, PEARL)."""
+    rng = np.random.default_rng([seed, 2])
+    goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    made = live(worlds.ant_to_goal, {"goal": one_by_one(goals, agents)}, agents, held_out, seed, **more)
+    return saying(made, lambda values: partial(arriving, values["goal"]))
+
+
+def hopper_mass(
+    agents: int = 10,
+    held_out: int = 5,
+    seed: int = 0,
+    vary: Sequence[str] = ("body_mass",),
+    limit: float = 3.0,
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Hoppers with bodies of their own: every part's mass times 1.5^u, u uniform on [-limit, limit] (ProMP, PEARL).
+
+    `vary` may name more of the body: body_inertia, dof_damping (times 1.3^u), geom_friction.
+    """
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    return bodies(worlds.hopper, agents, held_out, seed, vary, limit, **more)
+
+
+def walker_mass(
+    agents: int = 10,
+    held_out: int = 5,
+    seed: int = 0,
+    vary: Sequence[str] = ("body_mass",),
+    limit: float = 3.0,
+    horizon: int = HORIZON,
+    discount: float = 0.99,
+    parallel: int = 16,
+    processes: bool = False,
+) -> Fleet:
+    """Walkers with bodies of their own, as hopper-mass has them."""
+    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    return bodies(worlds.walker, agents, held_out, seed, vary, limit, **more)
+
+
+def cheetah(frame_skip: int, velocity_scale: float) -> dict[str, Any]:
+    """What cheetahs share, checked."""
+    positive(frame_skip=frame_skip, velocity_scale=velocity_scale)
+    return {"frame_skip": frame_skip, "velocity_scale": velocity_scale}
+
+
+def positive(**settings: float) -> None:
+    for name, value in settings.items():
+        if not 0 < value < float("inf"):
+            raise UserError(f"{name} must be a finite number > 0; it is {value}")
+
+
+def live(world: Callable[..., Any], vary: Any, agents: int, held_out: int, seed: int, **more: Any) -> Fleet:
+    """Agents in one kind of world; that there is no MuJoCo is said first."""
+    worlds.mujoco()
+    return gymnasium_fleet(HERE + world.__name__, vary, agents, held_out, seed, **more)
+
+
+def bodies(
+    world: Callable[..., Any], agents: int, held_out: int, seed: int, vary: Sequence[str], limit: float, **more: Any
+) -> Fleet:
+    """Agents whose models' parts are multiplied, each part with random numbers of its own."""
+    if not vary or isinstance(vary, str):
+        raise UserError(f"vary must be a list of what differs between bodies, of {', '.join(worlds.BODY)}")
+    for name in vary:
+        if name not in worlds.BODY:
+            raise UserError(f"vary: a body has no {name!r}{nearest(name, worlds.BODY)}")
+    positive(limit=limit)
+    env, drawn = world(), {}
+    for name in vary:
+        rng = np.random.default_rng([seed, worlds.BODY.index(name)])
+        size = getattr(env.model, name).size
+        powers = rng.uniform(-limit, limit, (max(agents, 0) + max(held_out, 0), size))
+        drawn[name] = one_by_one([Factors((BASES[name] ** u).tolist()) for u in powers], agents)
+    env.close()
+    return saying(live(world, drawn, agents, held_out, seed, **more), lambda _: upright)
+
+
+def one_by_one(values: list[Any], agents: int) -> dict[str, list[Any]]:
+    """How a parameter varies whose values are drawn here."""
+    return {"train": values[:agents], "held_out": values[agents:]}
+
+
+def in_disk(area: float, turn: float) -> tuple[float, float]:
+    """A point of the disk of goals from two uniforms, uniform by area."""
+    r, angle = FARTHEST * np.sqrt(area), 2 * np.pi * turn
+    return float(r * np.cos(angle)), float(r * np.sin(angle))
+
+
+def saying(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Trajectory], dict[str, Array]]]) -> Fleet:
+    """The fleet, each of whose agents says of an episode what its task is about."""
+
+    def own(task: GymTask) -> GymTask:
+        return replace(task, name=task.name.replace(HERE, ""), more_outcomes=of(task.recipe.values))
+
+    return fleet([own(task) for task in made.train], [own(task) for task in made.held_out or ()])
+
+
+def running(velocity_scale: float, episode: Trajectory) -> dict[str, Array]:
+    """How fast it ran, forward, on average over the decisions."""
+    return {"velocity": over_time(episode, episode.obs[:, worlds.CHEETAH_POSITIONS]) / velocity_scale}
+
+
+def walking(angle: float, episode: Trajectory) -> dict[str, Array]:
+    """How fast it walked its way, and whether it never fell."""
+    x, y = episode.obs[:, ANT_SPEED], episode.obs[:, ANT_SPEED + 1]
+    return {"velocity": over_time(episode, x * np.cos(angle) + y * np.sin(angle)), "upright": never_fell(episode)}
+
+
+def arriving(goal: tuple[float, float], episode: Trajectory) -> dict[str, Array]:
+    """How far from the goal it was at the last decision."""
+    return {"distance": jnp.linalg.norm(episode.obs[-1, :2] - jnp.asarray(goal))}
+
+
+def upright(episode: Trajectory) -> dict[str, Array]:
+    """How long it stood, as a share of the episode, and whether it never fell."""
+    return {"stood": jnp.mean(episode.mask), "upright": never_fell(episode)}
+
+
+def over_time(episode: Trajectory, x: Array) -> Array:
+    return jnp.sum(x * episode.mask) / jnp.sum(episode.mask)
+
+
+def never_fell(episode: Trajectory) -> Array:
+    """Whether the last decision was reached; a fall at that very decision is not seen."""
+    return episode.mask[-1]
