@@ -14,7 +14,7 @@ from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments.estimators import CURVATURE, Error, Estimator, Measured
 from perfedrl.experiments.estimators import Row as StudyRow
 from perfedrl.experiments.estimators import Study as EstimatorStudy
-from perfedrl.experiments.paper import EXPERIMENTS, beyond, neural, theory, trust
+from perfedrl.experiments.paper import EXPERIMENTS, beyond, lqr, neural, theory, trust
 from perfedrl.experiments.store import Run
 from perfedrl.history import Deployment, History
 from perfedrl.theory.measure import Row
@@ -225,6 +225,16 @@ def private_runs():
     return {key: fake_run(config, rising(config, level[key])) for key, config in configs.items()}
 
 
+def lqr_study():
+    """A made-up study of linear systems that meets every claim: one step halves every gap."""
+    at, moments = np.arange(lqr.FROM, lqr.ROUNDS + 1, lqr.EVERY), {lqr.BEFORE: 1.0, lqr.AFTER: 0.5}
+    gaps = {(m, when): np.full((2, len(at)), x) for m in lqr.METHODS for when, x in moments.items()}
+    average = {when: np.full(2, x) for when, x in moments.items()}
+    outcome = lqr.Outcome(at, gaps, average, np.asarray([[0.9, 1.0]] * 2), np.full(4, 0.8), np.full(4, 0.7))
+    same = outcome._replace(gaps={key: 1e-12 * x for key, x in gaps.items()})
+    return {0.0: same, 0.1: outcome, 0.5: outcome}
+
+
 @pytest.fixture
 def runs_of(
     tabular_runs,
@@ -246,4 +256,5 @@ def runs_of(
         "fewshot": recommended_runs,
         "robustness": attacked_runs,
         "privacy": private_runs,
+        "lqr": lqr_study(),
     }

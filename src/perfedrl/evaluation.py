@@ -17,6 +17,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled, adapt, reward_to_go
 from perfedrl.estimators.meta import iterate
 from perfedrl.exact import Exact
+from perfedrl.exact_lqr import check_start, is_lqr
 from perfedrl.policies import Policy
 from perfedrl.registry import registry
 from perfedrl.rollout import outline, sampler
@@ -52,20 +53,23 @@ class Evaluation(Protocol):
 
 
 class DynamicProgramming(eqx.Module):
-    """Exact returns in float64, after adaptation by the exact gradient: the paper's measure for tabular agents."""
+    """Exact returns in float64, after adaptation by the exact gradient: the paper's measure for tabular agents.
+
+    Of linear-quadratic agents minus the infinite-horizon cost, which another recursion gives.
+    """
 
     policy: Any
 
     # Exact gradients take no trajectories; an algorithm of several steps may share out as many as it likes.
     trajectories, few_shot, rollouts, float64 = 1_000_000, (), 0, True
 
-    def objective(self, task: TabularMDP) -> Objective:
+    def objective(self, task: Any) -> Objective:
         return Exact(self.policy)(task)
 
-    def decisions(self, task: TabularMDP) -> int:
+    def decisions(self, task: Any) -> int:
         return 0
 
-    def outcomes(self, task: TabularMDP, params: Params, key: PRNGKeyArray) -> Outcomes:
+    def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
         return {"return": self.objective(task).value(params, key, 1)}
 
 
@@ -228,8 +232,11 @@ def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
 
 
 def exact(fleet: Fleet, agent: Sampled) -> DynamicProgramming:
-    """Exact returns by dynamic programming, for agents with finitely many states."""
+    """Exact returns, for agents with finitely many states, and costs of linear-quadratic ones under linear feedback."""
     policy = agent.policy
+    if is_lqr(fleet, policy):
+        check_start(fleet, policy)
+        return DynamicProgramming(policy)
     if not isinstance(fleet.train, TabularMDP) or not hasattr(policy, "probabilities"):
         raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
     tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
@@ -259,9 +266,9 @@ def monte_carlo(
 
 
 def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
-    """Exact where agents have finitely many states, Monte Carlo with its defaults elsewhere."""
+    """Exact where agents have finitely many states or are linear-quadratic, Monte Carlo with its defaults elsewhere."""
     finite = isinstance(fleet.train, TabularMDP) and hasattr(agent.policy, "probabilities")
-    return exact(fleet, agent) if finite else monte_carlo(fleet, agent)
+    return exact(fleet, agent) if finite or is_lqr(fleet, agent.policy) else monte_carlo(fleet, agent)
 
 
 EVALUATIONS = registry("evaluation", auto=auto, exact=exact, monte_carlo=monte_carlo)

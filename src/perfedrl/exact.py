@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.compilation import jit
-from perfedrl.envs import Fleet, TabularMDP, stack
+from perfedrl.envs import Fleet, LinearQuadratic, TabularMDP, stack
 from perfedrl.errors import UserError
+from perfedrl.exact_lqr import ExactLQRObjective
 from perfedrl.policies import TablePolicy, TableSoftmax
 from perfedrl.types import Array, Params, Scalar
 
@@ -79,12 +80,12 @@ class ExactObjective(eqx.Module):
 
 
 class Exact(eqx.Module):
-    """Makes the exact objective of a tabular agent."""
+    """Makes the exact objective of a tabular agent, or of a linear-quadratic one."""
 
     policy: Any
 
-    def __call__(self, task: TabularMDP) -> ExactObjective:
-        return ExactObjective(task, self.policy)
+    def __call__(self, task: TabularMDP | LinearQuadratic) -> ExactObjective | ExactLQRObjective:
+        return ExactLQRObjective(task) if isinstance(task, LinearQuadratic) else ExactObjective(task, self.policy)
 
 
 # --- float64 front ------------------------------------------------------------------------------------------------

@@ -17,6 +17,16 @@ from perfedrl.envs.control import (
 )
 from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.gridworld import gridworld
+from perfedrl.envs.gym import gymnasium_fleet
+from perfedrl.envs.locomotion import (
+    ant_dir,
+    ant_goal,
+    half_cheetah_dir,
+    half_cheetah_vel,
+    hopper_mass,
+    walker_mass,
+)
+from perfedrl.envs.lqr import LinearQuadratic, lqr
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
 from perfedrl.envs.random_mdps import mix, random_mdps
 from perfedrl.envs.tabular import TabularMDP, unstack
@@ -26,18 +36,26 @@ from perfedrl.registry import registry
 ENVS = registry(
     "environment",
     acrobot=acrobot,
+    ant_dir=ant_dir,
+    ant_goal=ant_goal,
     arc=arc,
     arrays=arrays,
     bandits=bandits,
     cart_pole=cart_pole,
     circle=circle,
     gridworld=gridworld,
+    gymnasium=gymnasium_fleet,
+    half_cheetah_dir=half_cheetah_dir,
+    half_cheetah_vel=half_cheetah_vel,
+    hopper_mass=hopper_mass,
+    lqr=lqr,
     mountain_car=mountain_car,
     mountain_car_continuous=mountain_car_continuous,
     navigation=navigation,
     pendulum=pendulum,
     point_navigation=point_navigation,
     random_mdps=random_mdps,
+    walker_mass=walker_mass,
     windy_cliff=windy_cliff,
 )
 
@@ -47,6 +65,7 @@ __all__ = [
     "Acrobot",
     "CartPole",
     "Fleet",
+    "LinearQuadratic",
     "MountainCar",
     "MountainCarContinuous",
     "Navigation",
@@ -62,6 +81,8 @@ __all__ = [
     "circle",
     "fleet",
     "gridworld",
+    "gymnasium_fleet",
+    "lqr",
     "mix",
     "mountain_car",
     "mountain_car_continuous",

@@ -2,19 +2,27 @@
 
 from perfedrl.policies.actor_critic import ActorCritic, actor_critic
 from perfedrl.policies.base import Policy, TablePolicy
+from perfedrl.policies.linear_gaussian import LinearGaussian, linear_gaussian
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.normalized import Normalized, normalized
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
 POLICIES = registry(
-    "policy", table=table, log_linear=log_linear, mlp=mlp, gaussian_mlp=gaussian_mlp, actor_critic=actor_critic
+    "policy",
+    table=table,
+    log_linear=log_linear,
+    mlp=mlp,
+    gaussian_mlp=gaussian_mlp,
+    linear_gaussian=linear_gaussian,
+    actor_critic=actor_critic,
 )
 
 __all__ = [
     "POLICIES",
     "ActorCritic",
     "GaussianMLP",
+    "LinearGaussian",
     "LogLinearSoftmax",
     "MLPSoftmax",
     "Normalized",
@@ -23,6 +31,7 @@ __all__ = [
     "TableSoftmax",
     "actor_critic",
     "gaussian_mlp",
+    "linear_gaussian",
     "log_linear",
     "mlp",
     "normalized",

@@ -11,7 +11,7 @@ from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.store import Run
 from perfedrl.history import History
-from perfedrl.report import beyond_figures, theory_figures, trust_figures
+from perfedrl.report import beyond_figures, lqr_figures, theory_figures, trust_figures
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
 
 NEW_AGENT, MEAN_RETURN = "trajectories of the new agent", "expected return, mean over agents"
@@ -120,6 +120,7 @@ FIGURES: Mapping[str, Callable[[Any], list[Plot]]] = MappingProxyType(
         "fewshot": beyond_figures.few_shot,
         "robustness": trust_figures.robustness,
         "privacy": trust_figures.private,
+        "lqr": lqr_figures.figures,
     }
 )
 

@@ -36,11 +36,14 @@ class Trace(NamedTuple):
         return jax.tree.map(lambda x: x.mean(axis=2), self.params)
 
 
-def trace(fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0, start: int = 0) -> Trace:
-    """The steps that `simulate` takes with these arguments and the paper's estimators, kept."""
+def trace(
+    fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0, start: int = 0, agent: Any = None
+) -> Trace:
+    """The steps that `simulate` takes with these arguments and the paper's estimators, or those of `agent`, kept."""
     settings(algorithm)
     theta = first_parameters(policy, start)
-    taken = _trace(algorithm, Sampled(policy, **PAPER), fleet.train, theta, seed, rounds)
+    agent = Sampled(policy, **PAPER) if agent is None else agent
+    taken = _trace(algorithm, agent, fleet.train, theta, seed, rounds)
     return Trace(jax.tree.map(np.asarray, taken))
 
 

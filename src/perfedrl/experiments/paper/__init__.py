@@ -6,6 +6,7 @@ from types import MappingProxyType
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.paper.beyond import CURVATURE, FEWSHOT
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs
+from perfedrl.experiments.paper.lqr import LQR
 from perfedrl.experiments.paper.neural import E4, E5, E7
 from perfedrl.experiments.paper.tabular import E1, E3, E6
 from perfedrl.experiments.paper.theory import THEORY
@@ -14,7 +15,7 @@ from perfedrl.experiments.paper.trust import PRIVACY, ROBUSTNESS
 QUICK_SEEDS = 4
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEWSHOT, ROBUSTNESS, PRIVACY)}
+    {e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEWSHOT, ROBUSTNESS, PRIVACY, LQR)}
 )
 
 
