@@ -1,5 +1,6 @@
 """The command line: parse, call, print. One file per group of commands."""
 
+import os
 import sys
 
 import typer
@@ -40,6 +41,8 @@ def application(group: str | None = None) -> typer.Typer:
 
 def main() -> None:
     """The entry point: a user's mistake is one sentence and exit code 2."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where a config's own modules are; those that are installed come first
     try:
         # what a command leaves with typer.Exit comes back as a number
         code = application(*sys.argv[1:2])(standalone_mode=False)

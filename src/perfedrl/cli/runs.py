@@ -226,7 +226,8 @@ def step_by_step(
     found = [assess(run, steps=steps, trajectories=trajectories, alpha=alpha)]
     if scratch is not None:
         found.append(assess(run, steps=steps, trajectories=trajectories, alpha=scratch, scratch=True))
-    out.print(tables.assessment(run.folder.name, found))
+    for one in found:
+        out.print(tables.assessment(run.folder.name, one))
     out.print(tables.assessment_cost(found[0]), highlight=False, soft_wrap=True)
     if json_file:
         write_atomically(json_file, as_json([{**asdict(x), "outcomes": lists(x)} for x in found]))

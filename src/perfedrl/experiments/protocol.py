@@ -37,8 +37,9 @@ class Assessment:
 
     `outcomes` ("return", which is discounted, "score", which is not, "success", where tasks say so) are means over
     fresh episodes on axes [seed, step, agent]. Every step has fresh trajectories, and no episode that is measured is
-    one of them. Costs are per agent: `trained` and `exchanged` are the trajectories and the bytes of those that
-    trained, `received` the bytes of the message that a new agent starts from.
+    one of them; exact evaluations take exact steps, of no trajectories. Costs are per agent: `trained` and `exchanged`
+    are the trajectories and the bytes of those that trained, `received` the bytes of the message that a new agent
+    starts from.
     """
 
     part: str
@@ -91,7 +92,7 @@ def assess(
     return Assessment(
         "held-out" if held_out else "training",
         "from scratch" if scratch else run.config.algorithm["name"],
-        trajectories,
+        trajectories if isinstance(parts.evaluation, MonteCarlo) else 0,
         {name: np.moveaxis(np.asarray(x, float), 1, -1) for name, x in measured.items()},
         *(0 if scratch else int(cost) for cost in costs),
     )

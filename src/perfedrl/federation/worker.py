@@ -43,7 +43,7 @@ class Worker:
 
     def __init__(self, config: AgentConfig, number: int):
         self.config, self.number = config, check_number(number)
-        if not config.samples_in_python:
+        if not config.makes_sampler:
             config.tasks(number)
         self._plans: OrderedDict[str, Work] = OrderedDict()
 

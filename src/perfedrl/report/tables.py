@@ -105,26 +105,26 @@ def agents(name: str, rows: Sequence[AgentReturn]) -> Table:
     return table
 
 
-def assessment(name: str, found: Sequence[Assessment]) -> Table:
-    """What agents get step by step, on average and the worst of them, by where they started."""
-    title = f"{name}: {found[0].part} agents, 95 % bootstrap intervals over seeds"
-    counts = [Column(x, justify="right") for x in ("steps", "trajectories")]
-    table = Table("start", *counts, "", "mean over agents", "worst agent", title=title)
-    for one in found:
-        rows = one.rows
-        for outcome in sorted(one.outcomes, key=lambda x: (x != "return", x)):
-            for row in rows:
-                cells = interval(row.mean[outcome]), interval(row.worst[outcome])
-                table.add_row(one.start, str(row.steps), str(row.trajectories), LABELS.get(outcome, outcome), *cells)
-            table.add_section()
+def assessment(name: str, found: Assessment) -> Table:
+    """What agents get step by step, on average and the worst of them."""
+    title = f"{name}, {found.part} agents, {found.start}: 95 % bootstrap intervals over seeds"
+    table = Table("", Column("steps", justify="right"), "mean over agents", "worst agent", title=title)
+    short = lambda x: f"{x.mean:.4g} ({x.low:.4g} .. {x.high:.4g})"  # noqa: E731
+    rows = found.rows
+    for outcome in sorted(found.outcomes, key=lambda x: (x != "return", x)):
+        for row in rows:
+            label = LABELS.get(outcome, outcome) if row.steps == 0 else ""
+            table.add_row(label, str(row.steps), short(row.mean[outcome]), short(row.worst[outcome]))
+        table.add_section()
     return table
 
 
 def assessment_cost(found: Assessment) -> str:
-    """What the initialization cost, and what a new agent receives."""
+    """What the initialization cost, what a new agent receives, and what a step costs it."""
+    sampled = f"takes {found.trajectories} trajectories" if found.trajectories else "is exact and samples nothing"
     return (
         f"training cost each agent {found.trained} trajectories and {found.exchanged} bytes; "
-        f"a new agent receives {found.received} bytes and samples {found.trajectories} trajectories a step"
+        f"a new agent receives {found.received} bytes, and each of its steps {sampled}"
     )
 
 
