@@ -1,5 +1,8 @@
 """The navigation families: goals where they should be, steps as derived by hand."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +10,14 @@ import pytest
 
 import perfedrl as pf
 from perfedrl.envs import ENVS, navigation
+from perfedrl.experiments.config import load_config
+from perfedrl.experiments.paper import families
+from perfedrl.history import Deployment
 from perfedrl.rollout import episode, noise_size
 from perfedrl.types import Trajectory
 
 NO_NOISE = jnp.zeros(0)
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def angle(goals):
@@ -145,3 +152,18 @@ def test_agents_differ_in_their_goal_only():
     tasks = [pf.arc().task(i) for i in range(6)]
     assert len({jax.tree.structure(task) for task in tasks}) == 1
     assert len({tuple(task.goal) for task in tasks}) == 6
+
+
+def test_the_target_is_asked_for_at_maml_budget_and_above():
+    scores = np.asarray([[-39.0, -15.0, -12.0, -11.7, -11.0], [-41.0, -15.0, -12.0, -11.7, -11.0]])[..., None]
+    deployed = Deployment(np.asarray(families.BUDGETS), {"score": scores}, np.zeros((1, 5, 1, 0)))
+    claims = families.point_claims({families.POINTS: SimpleNamespace(deployed=deployed)})
+    assert [c.measured for c in claims] == pytest.approx([-40, -15, -12, -11.7, -11])
+    assert [c.met for c in claims] == [True, True, False, True, True]
+    assert [c.paper for c in claims if np.isfinite(c.paper)] == [-40.41, -11.71]
+
+
+def test_the_config_of_point_navigation_is_the_one_behind_its_claims():
+    assert load_config(CONFIGS / "point_navigation.toml") == families.point_config(families.NAVIGATION.seeds)
+    fleet = families.point_config(1).parts.fleet
+    assert fleet.train.horizon + 1 == 100, "decisions, as in MAML"
