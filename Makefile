@@ -42,6 +42,8 @@ reproduce: $(STAMP)
 # All figures and the claims table from the committed runs in results/, without training.
 figures: $(STAMP)
 	$(BIN)/perfedrl reproduce all --runs results --saved --figures docs/figures --json results/claims.json
+	$(BIN)/perfedrl reproduce families --runs results/families --saved --figures docs/figures \
+		--json results/families/claims.json
 
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
 lock: $(STAMP)

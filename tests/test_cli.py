@@ -13,7 +13,7 @@ from test_config import BASE, changed
 
 from perfedrl.cli.runs import REGISTRIES
 from perfedrl.experiments.config import make_config
-from perfedrl.experiments.paper import EXPERIMENTS
+from perfedrl.experiments.paper import KNOWN
 
 
 def test_train_then_list_then_evaluate(run, tmp_path):
@@ -35,7 +35,7 @@ def test_train_then_list_then_evaluate(run, tmp_path):
 
 @pytest.mark.parametrize("kind", [*REGISTRIES, "experiments"])
 def test_list_names_every_registered_part(run, kind):
-    known = list(EXPERIMENTS if kind == "experiments" else REGISTRIES[kind])
+    known = list(KNOWN if kind == "experiments" else REGISTRIES[kind])
     code, out, _ = run("list", kind)
     assert code == 0
     assert all(name in out for name in known)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from perfedrl.experiments.paper import EXPERIMENTS, all_configs, beyond
+from perfedrl.experiments.paper import FAMILIES as PAPER_FAMILIES
 from perfedrl.experiments.run import saved
 from perfedrl.experiments.store import load_run
 from perfedrl.report.figures import FIGURES
@@ -20,7 +21,8 @@ RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"
 SAMPLED = "variance of"
 """Claims about what is measured anew, by sampling."""
 
-CONFIGS = all_configs(list(EXPERIMENTS.values()))
+CONFIGS, FAMILY_CONFIGS = (all_configs(list(group.values())) for group in (EXPERIMENTS, PAPER_FAMILIES))
+FAMILIES = RESULTS / "families"
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +36,33 @@ def evidence():
 
 
 def test_every_run_was_made_by_a_committed_config_and_none_is_left_over():
-    folders = {path.name for path in RESULTS.iterdir() if path.is_dir()}
-    assert folders == {config.folder for config in CONFIGS}
-    for config in CONFIGS:
-        run = load_run(RESULTS / config.folder)  # compares the digest
-        assert run.config == config
-        assert len(run.history.seeds) in (10, 20)
-        assert np.isfinite(run.history.after).all()
+    for root, configs in ((RESULTS, CONFIGS), (FAMILIES, FAMILY_CONFIGS)):
+        folders = {path.name for path in root.iterdir() if path.is_dir()}
+        assert folders - {FAMILIES.name} == {config.folder for config in configs}
+        for config in configs:
+            run = load_run(root / config.folder)  # compares the digest
+            assert run.config == config
+            assert len(run.history.seeds) in ((10, 20) if root is RESULTS else (5, 10))
+            assert np.isfinite(run.history.after).all()
 
 
 def test_the_results_are_small():
-    assert sum(path.stat().st_size for path in RESULTS.rglob("*")) < 4e6
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*")) < 5e6
+
+
+@pytest.mark.parametrize("name", PAPER_FAMILIES)
+def test_claims_and_figures_about_families_are_those_of_their_runs(name, tmp_path):
+    experiment = PAPER_FAMILIES[name]
+    runs = {
+        key: load_run(FAMILIES / config.folder) for key, config in experiment.configs(experiment.seeds, False).items()
+    }
+    kept = [c for c in json.loads((FAMILIES / "claims.json").read_text()) if c["experiment"] == name]
+    claims = experiment.claims(runs)
+    assert [(c.claim, c.met) for c in claims] == [(c["claim"], c["met"]) for c in kept]
+    np.testing.assert_allclose([c.measured for c in claims], [c["measured"] for c in kept])
+    for plot in FIGURES[name](runs):
+        assert (DRAWN / f"{plot.name}.png").is_file()
+        assert (DRAWN / f"{plot.name}.csv").read_text() == save(plot, tmp_path)[2].read_text()
 
 
 def test_the_claims_are_those_of_the_runs_and_the_documents_repeat_them(evidence):
@@ -60,7 +78,7 @@ def test_the_claims_are_those_of_the_runs_and_the_documents_repeat_them(evidence
         assert "| " + " | ".join(claim_cells(claim)) + " |" in page, f"docs/reproduction.md lacks {claim}"
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_figures_in_the_documents_are_drawn_from_them(name, evidence, tmp_path):
     """Compared by the numbers beside them: pictures may differ between versions of the drawing library."""
     for plot in FIGURES[name](evidence[name]):

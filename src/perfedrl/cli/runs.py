@@ -247,7 +247,7 @@ def list_(
         table = tables.runs(readable(runs))
         out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
-        out.print(tables.titles(paper.EXPERIMENTS))
+        out.print(tables.titles(paper.KNOWN))
     else:
         out.print(tables.parts(REGISTRIES[kind]))
 

@@ -27,6 +27,9 @@ from perfedrl.experiments.run import saved
 from perfedrl.experiments.run import train as train_configs
 from perfedrl.report import tables
 
+GROUPS = {"all": list(paper.EXPERIMENTS), "families": list(paper.FAMILIES)}
+NAMES = f"{', '.join(GROUPS['all'])}, or all; {', '.join(GROUPS['families'])}, or families."
+
 
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="How many times to repeat it.")] = demonstration.SEEDS,
@@ -53,9 +56,7 @@ def demo(
 
 
 def reproduce(
-    experiments: Annotated[
-        list[str], typer.Argument(help=f"{', '.join(paper.EXPERIMENTS)}, or all.", metavar="EXPERIMENT...")
-    ],
+    experiments: Annotated[list[str], typer.Argument(help=NAMES, metavar="EXPERIMENT...")],
     quick: Annotated[
         bool, typer.Option("--quick", help="A faithful miniature: fewer seeds, smaller curvature batches.")
     ] = False,
@@ -76,7 +77,7 @@ def reproduce(
     """
     from perfedrl.report import page, reports, static  # the drawing libraries are slow to import
 
-    chosen = [choose(name, paper.EXPERIMENTS) for name in expand(experiments, paper.EXPERIMENTS)]
+    chosen = [choose(name) for name in expand(experiments)]
     check_folder(figures)
     for file in (json_file, report):
         if file:
@@ -117,11 +118,12 @@ def findings(chosen: list[Any], seeds: int | None, quick: bool, trained: list[An
     return claims, plots
 
 
-def expand(names: list[str], known: Any) -> list[str]:
-    return list(known) if "all" in names else list(dict.fromkeys(names))
+def expand(names: list[str]) -> list[str]:
+    """The experiments that some names stand for, once each."""
+    return list(dict.fromkeys(one for name in names for one in GROUPS.get(name, [name])))
 
 
-def choose(name: str, known: Any) -> Any:
-    if name not in known:
-        raise UserError(f"unknown experiment {name!r}{nearest(name, [*known, 'all'])}")
-    return known[name]
+def choose(name: str) -> Any:
+    if name not in paper.KNOWN:
+        raise UserError(f"unknown experiment {name!r}{nearest(name, [*paper.KNOWN, *GROUPS])}")
+    return paper.KNOWN[name]

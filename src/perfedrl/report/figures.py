@@ -1,17 +1,25 @@
 """The figures of the paper, and of any run, as plots of saved runs; those of the theory are apart."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from perfedrl.experiments.paper import Runs, neural, tabular
+from perfedrl.experiments.paper import Runs, gym_fleets, neural, tabular
 from perfedrl.experiments.paper.claims import final
 from perfedrl.experiments.personalize import Personalized
 from perfedrl.experiments.store import Run
 from perfedrl.history import History
-from perfedrl.report import beyond_figures, lqr_figures, theory_figures, trust_figures
+from perfedrl.report import (
+    beyond_figures,
+    families_figures,
+    gym_figures,
+    lqr_figures,
+    theory_figures,
+    trust_figures,
+)
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
 
 NEW_AGENT, MEAN_RETURN = "trajectories of the new agent", "expected return, mean over agents"
@@ -121,6 +129,8 @@ FIGURES: Mapping[str, Callable[[Any], list[Plot]]] = MappingProxyType(
         "robustness": trust_figures.robustness,
         "privacy": trust_figures.private,
         "lqr": lqr_figures.figures,
+        "navigation": families_figures.navigation,
+        **{name: partial(gym_figures.unseen, study) for name, study in gym_fleets.STUDIES.items()},
     }
 )
 

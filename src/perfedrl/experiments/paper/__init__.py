@@ -6,6 +6,8 @@ from types import MappingProxyType
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.paper.beyond import CURVATURE, FEWSHOT
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs
+from perfedrl.experiments.paper.families import NAVIGATION
+from perfedrl.experiments.paper.gym_fleets import GYM_FLEETS
 from perfedrl.experiments.paper.lqr import LQR
 from perfedrl.experiments.paper.neural import E4, E5, E7
 from perfedrl.experiments.paper.tabular import E1, E3, E6
@@ -17,6 +19,11 @@ QUICK_SEEDS = 4
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
     {e.name: e for e in (E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEWSHOT, ROBUSTNESS, PRIVACY, LQR)}
 )
+
+FAMILIES: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in (NAVIGATION, *GYM_FLEETS)})
+"""On the field's own families, some of them in Gymnasium, which is an extra: apart from `all`."""
+
+KNOWN: Mapping[str, Experiment] = MappingProxyType({**EXPERIMENTS, **FAMILIES})
 
 
 def seeds_of(experiment: Experiment, seeds: int | None = None, quick: bool = False) -> int:
@@ -30,4 +37,4 @@ def all_configs(experiments: Sequence[Experiment], seeds: int | None = None, qui
     return list({config.folder: config for config in made}.values())
 
 
-__all__ = ["EXPERIMENTS", "QUICK_SEEDS", "Claim", "Experiment", "Runs", "all_configs", "seeds_of"]
+__all__ = ["EXPERIMENTS", "FAMILIES", "KNOWN", "QUICK_SEEDS", "Claim", "Experiment", "Runs", "all_configs", "seeds_of"]

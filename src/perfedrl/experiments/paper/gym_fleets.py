@@ -142,17 +142,17 @@ PENDULUMS = Study(
     vary="g",
     low_high=(5.0, 15.0),
     policy={"name": "gaussian-mlp", "hidden": [32]},
-    rounds=10,
+    rounds=30,
     meta={
-        **{"name": "per-fedavg-pg", "variant": "first-order", "alpha": 3e-4, "beta": 3e-4, "clip": 500.0},
-        **{"local_steps": 5, "m_in": 10, "m_out": 10},
+        **{"name": "per-fedavg-pg", "variant": "first-order", "alpha": 1e-3, "beta": 0.15, "clip": 1.0},
+        **{"local_steps": 5, "m_in": 20, "m_out": 20},
     },
-    fedavg={"name": "fedavg-pg", "alpha": 3e-4, "beta": 3e-4, "local_steps": 5, "m": 20},
+    fedavg={"name": "fedavg-pg", "alpha": 3e-4, "beta": 3e-4, "local_steps": 5, "m": 40},
     budget=50,
     pieces=5,
     once=5e-4,
     split=1e-4,
-    seeds=10,
+    seeds=5,
 )
 
 STUDIES = {study.name: study for study in (CART_POLES, PENDULUMS)}
