@@ -193,6 +193,9 @@ def test_a_gymnasium_agent_over_a_network_sends_what_the_simulator_computes(pole
 def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run):
     own = pf.personalize(poles, agent=2, trajectories=3, episodes=4)
     assert own.after["score"].mean > 0
+    assert pf.evaluate(poles)[2].part == "held-out"
+    parts = poles.config.parts
+    assert all(task._slots._vector is None for task in (*parts.fleet.train, *parts.fleet.held_out)), "all are closed"
     code, out, _ = run("evaluate", str(poles.folder), "--steps", "2", "--trajectories", "3", "--scratch", "0.1")
     assert code == 0
     assert "from scratch" in out

@@ -269,7 +269,10 @@ def simulate(
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
     agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
     simulation = Simulation(fleet, policy, [algorithm] * len(seeds), seeds, agent, chunk)
-    last = deque(simulation.run(simulation.begin(), every_few(rounds, every)), maxlen=1).pop()
+    try:
+        last = deque(simulation.run(simulation.begin(), every_few(rounds, every)), maxlen=1).pop()
+    finally:
+        fleet.close()
     return Result(last.history, shared_params(algorithm, last.state))
 
 

@@ -43,7 +43,10 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     simulation = Simulation(parts.fleet, parts.policy, [algorithm] * len(seeds), seeds, evaluation=parts.evaluation)
     # A round that training never reaches, so that the episodes are not those of the run's own evaluations.
     state = simulation.start()._replace(server=ServerState(message))
-    measured = simulation.measure(state, run.config.rounds + 1)
+    try:
+        measured = simulation.measure(state, run.config.rounds + 1)
+    finally:
+        parts.fleet.close()
     rows = []
     for part, before, after in (
         ("training", measured.before, measured.after),

@@ -107,6 +107,7 @@ def personalize(
         raise UserError(f"the agent's parameters became infinite: lower alpha, which is {alpha:g}")
     before, shown_before = measure(policy, chosen, theta, measuring, episodes)
     after, shown_after = measure(policy, chosen, own, measuring, episodes)
+    run.config.parts.fleet.close()
     own = jax.tree.map(np.asarray, own)
     measured = before, after, shown_before, shown_after
     return Personalized(name, chosen, own, *measured, trajectories, steps, alpha, seed, draw)

@@ -170,7 +170,7 @@ def draw_marks(axes: Axes, panel: DotPanel) -> None:
 
 
 def draw_rollouts(plot: Rollouts) -> Figure:
-    figure = Figure(figsize=(3.2 * len(plot.panels), 3.7), layout="constrained")
+    figure = Figure(figsize=(3.2 * len(plot.panels), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = np.ravel(figure.subplots(1, len(plot.panels), sharey=True))
     for axes, panel in zip(all_axes, plot.panels, strict=True):
