@@ -1,7 +1,8 @@
 """Fleets of Gymnasium environments: unseen cart-poles and pendulums before and after one step, and from scratch.
 
 Every setting was chosen on the equal JAX fleets `cart-pole` and `pendulum`, with other agents and other seeds than
-here; those of training from scratch too, as the best of four step sizes or more, for one step and for several.
+here; those of training from scratch too, as the best of four step sizes or more, for one step and for several. Those
+of the pendulums are a second attempt (docs/gym_fleets.md).
 """
 
 from collections.abc import Mapping
