@@ -154,7 +154,7 @@ def test_agents_differ_in_their_goal_only():
     assert len({tuple(task.goal) for task in tasks}) == 6
 
 
-def test_the_target_is_asked_for_at_maml_budget_and_above():
+def test_the_target_is_asked_for_at_maml_budget_and_above(untyped):
     scores = np.asarray([[-39.0, -15.0, -12.0, -11.7, -11.0], [-41.0, -15.0, -12.0, -11.7, -11.0]])[..., None]
     deployed = Deployment(np.asarray(families.BUDGETS), {"score": scores}, np.zeros((1, 5, 1, 0)))
     claims = families.point_claims({families.POINTS: SimpleNamespace(deployed=deployed)})

@@ -180,7 +180,7 @@ def test_intervals_by_hand():
     assert share_interval(10, 10) == pytest.approx((1, 0.025**0.1, 1))
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_figures_are_drawn_with_their_numbers_beside_them(name, runs_of, tmp_path):
     plots = FIGURES[name](runs_of[name])
     for plot in plots:

@@ -221,6 +221,7 @@ def test_a_failing_agent_is_told_of_on_the_command_line_and_the_run_is_finished(
             "evaluation": {"name": "monte-carlo", "trajectories": 3, "episodes": 4},
         }
     )
+    Room.made.clear(), Room.closed.clear()
     path = tmp_path / "rooms.toml"
     path.write_text(config.to_toml())
     code, _, err = run("train", str(path), "--runs", str(tmp_path / "runs"))
