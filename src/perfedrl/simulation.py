@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from perfedrl import live
 from perfedrl.algorithms import Algorithm, ServerState
-from perfedrl.algorithms.wrapping import check_agents
+from perfedrl.algorithms.wrapping import check_agents, check_serves, trajectories_after
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
@@ -63,6 +63,7 @@ class Simulation:
         if self.start_key != "per-seed" and not isinstance(self.start_key, int):
             raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
         check_agents(self.algorithms[0], self.fleet.agents, self.weights)
+        check_serves(self.algorithms[0], self.fleet, self.policy)
         if isinstance(self.agent, Exact):
             exact(self.fleet, Sampled(self.policy))
         self._evaluation  # noqa: B018
@@ -141,7 +142,7 @@ class Simulation:
         return History(
             seeds=np.asarray(self.seeds),
             rounds=np.asarray([round_]),
-            trajectories=np.asarray([round_ * self.algorithms[0].trajectories_per_round]),
+            trajectories=np.asarray([trajectories_after(self.algorithms[0], round_)]),
             bytes=np.asarray([round_ * self.bytes_per_round]),
             **returns,
             outcomes=outcomes,

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
@@ -84,6 +85,19 @@ def with_own(algorithm: Algorithm, message: PyTree, state: PyTree) -> PyTree:
 def least_agents(algorithm: Algorithm) -> int:
     """How many agents a round of an algorithm needs; 1 where it says nothing of that."""
     return getattr(algorithm, "least_agents", 1)
+
+
+def trajectories_after(algorithm: Algorithm, rounds: int) -> int:
+    """What so many rounds cost each agent, where rounds differ in cost by the algorithm's own account."""
+    own = getattr(algorithm, "trajectories_after", None)
+    return rounds * algorithm.trajectories_per_round if own is None else own(rounds)
+
+
+def check_serves(algorithm: Algorithm, fleet: Fleet, policy: Any) -> None:
+    """Refuse agents or a policy that an algorithm cannot serve, where it says which it can: `check(fleet, policy)`."""
+    own = getattr(algorithm, "check", None)
+    if own is not None:
+        own(fleet, policy)
 
 
 def check_federated(algorithm: Algorithm, what: str) -> None:

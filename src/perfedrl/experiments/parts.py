@@ -20,7 +20,7 @@ from perfedrl.algorithms import (
     Private,
     Robust,
 )
-from perfedrl.algorithms.wrapping import check_agents
+from perfedrl.algorithms.wrapping import check_agents, check_serves
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
@@ -77,6 +77,7 @@ def build(config: Any) -> Parts:
     check_kind(policy, Policy, "policy", config.policy["name"])
     algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
     check_kind(algorithm, Algorithm, "algorithm", config.algorithm["name"])
+    check_serves(algorithm, fleet, policy)
     policy = normalize(config.normalization, fleet, policy, algorithm)
     agent = Sampled(policy, made(config.curvature, CURVATURES), made(config.baseline, BASELINES), config.entropy)
     check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])

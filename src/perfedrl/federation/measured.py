@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from perfedrl.algorithms.wrapping import trajectories_after
 from perfedrl.federation.frames import BadFrame, decode
 from perfedrl.history import History
 from perfedrl.simulation import RETURNS, Simulation
@@ -56,7 +57,7 @@ def history_of(
     return History(
         seeds=np.asarray(simulation.seeds),
         rounds=np.asarray([round_]),
-        trajectories=np.asarray([round_ * simulation.algorithms[0].trajectories_per_round]),
+        trajectories=np.asarray([trajectories_after(simulation.algorithms[0], round_)]),
         bytes=np.asarray([round_ * simulation.bytes_per_round]),
         **returns,
         outcomes=arrays,
