@@ -8,10 +8,13 @@ from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.fine_tuned import FineTuned
+from perfedrl.algorithms.from_scratch import FromScratch
 from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
 from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.private import Private, privatize
+from perfedrl.algorithms.reptile import Reptile
 from perfedrl.algorithms.sg_mrl import SGMRL
 from perfedrl.algorithms.storm import StormPG
 from perfedrl.algorithms.wrapping import unwrapped
@@ -20,6 +23,9 @@ from perfedrl.registry import registry
 ALGORITHMS = registry(
     "algorithm",
     fedavg_pg=FedAvgPG,
+    fine_tuned=FineTuned,
+    from_scratch=FromScratch,
+    reptile=Reptile,
     local_pg=LocalPG,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
@@ -36,10 +42,13 @@ __all__ = [
     "Attack",
     "Attacked",
     "FedAvgPG",
+    "FineTuned",
+    "FromScratch",
     "LocalPG",
     "PerFedAvgPG",
     "Personal",
     "Private",
+    "Reptile",
     "Robust",
     "ServerState",
     "StormPG",

@@ -25,6 +25,9 @@ class LocalPG(eqx.Module):
     federated = False
     """There is no initialization in it for others to personalize."""
 
+    serves_unseen = False
+    """An agent that never took part has learned nothing."""
+
     def __init__(self, beta: float, local_steps: int = 1, m: int = 20):
         check_step_sizes(0.0, beta)
         check_counts(local_steps=local_steps, m=m)

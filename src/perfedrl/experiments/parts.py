@@ -85,7 +85,7 @@ def build(config: Any) -> Parts:
     check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
     evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
-    if not getattr(algorithm, "federated", True) and fleet.held_out is not None:
+    if not getattr(algorithm, "serves_unseen", True) and fleet.held_out is not None:
         raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
     wrapped, weights = wrap(config, algorithm), (config.aggregation or {}).get("weights")
     check_agents(wrapped, fleet.agents, weights)

@@ -1,0 +1,72 @@
+"""Fine-tuning: FedAvg-PG's shared policy, and at deployment several local steps from it instead of one."""
+
+from typing import Any
+
+import equinox as eqx
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.types import Array, Params, Scalar
+
+
+class FineTuned(eqx.Module):
+    """Train one shared policy by FedAvg-PG, then let every agent go on alone from it.
+
+    At deployment `fine_tuning_steps` policy-gradient steps of alpha share the agent's trajectories. With one of them it
+    is FedAvg-PG.
+    """
+
+    alpha: Any
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+    fine_tuning_steps: int = eqx.field(static=True)
+
+    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, fine_tuning_steps: int = 10):
+        check_step_sizes(alpha, beta)
+        check_counts(local_steps=local_steps, m=m, fine_tuning_steps=fine_tuning_steps)
+        self.alpha, self.beta = alpha, beta
+        self.local_steps, self.m, self.fine_tuning_steps = local_steps, m, fine_tuning_steps
+
+    @property
+    def adaptation_steps(self) -> int:
+        """How many steps a deployment takes."""
+        return self.fine_tuning_steps
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, tuple[()]]:
+        return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return fine_tune(agent, message, self.alpha, key, m, self.fine_tuning_steps)
+
+
+def fine_tune(agent: Objective, theta: Params, alpha: Scalar, key: PRNGKeyArray, m: int, steps: int) -> Params:
+    """So many policy-gradient steps that share m trajectories, m // steps each; fewer steps where m is smaller."""
+    steps = max(1, min(steps, m))
+    return adapt(agent, theta, alpha, key, m // steps, steps)
+
+
+def ascend(agent: Objective, theta: Params, beta: Scalar, key: PRNGKeyArray, m: int, count: int) -> Params:
+    """So many local steps along the policy gradient from m fresh trajectories each: a round of FedAvg-PG."""
+
+    def step(theta: Params, keys: StepKeys) -> Params:
+        return optax.tree.add_scale(theta, beta, agent.gradient(theta, keys.outer, m))
+
+    return local_steps(step, theta, agent, key, count)

@@ -1,0 +1,60 @@
+"""From scratch: no training at all; an agent has its own trajectories and the common start, and nothing else."""
+
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, check_counts, check_step_sizes
+from perfedrl.algorithms.fine_tuned import fine_tune
+from perfedrl.estimators import Objective
+from perfedrl.types import Array, Params
+
+
+class FromScratch(eqx.Module):
+    """What an agent reaches by `steps` policy-gradient steps of alpha from the policy's start, without a federation.
+
+    The yardstick of few-shot personalization: what others learn in training is worth what they gain over it. Rounds
+    pass, and cost neither trajectories nor bytes; the steps share the trajectories of the deployment.
+    """
+
+    alpha: Any
+    steps: int = eqx.field(static=True)
+
+    federated = False
+    """Nothing is learned in common, and nothing sent."""
+
+    serves_unseen = True
+    """An agent that never took part starts where all do."""
+
+    def __init__(self, alpha: float, steps: int = 10):
+        check_step_sizes(alpha, 1.0)
+        check_counts(steps=steps)
+        self.alpha, self.steps = alpha, steps
+
+    @property
+    def adaptation_steps(self) -> int:
+        """How many steps a deployment takes."""
+        return self.steps
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return 0
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[tuple[()], tuple[()]]:
+        return (), ()
+
+    def server(self, state: ServerState, uploads: tuple[()], weights: Float[Array, " n"]) -> ServerState:
+        return state
+
+    def shared(self, message: Params) -> Params:
+        """The start."""
+        return message
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return fine_tune(agent, message, self.alpha, key, m, self.steps)

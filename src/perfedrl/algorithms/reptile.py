@@ -1,0 +1,67 @@
+"""Reptile: local policy-gradient steps, and a server that goes a part of the way to where they lead."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes
+from perfedrl.algorithms.fine_tuned import ascend, fine_tune
+from perfedrl.estimators import Objective
+from perfedrl.types import Array, Params
+
+
+class Reptile(eqx.Module):
+    """An initialization from which a few local steps go far, learned without any second derivative.
+
+    Agents work as in FedAvg-PG; the server goes from theta to theta + `server_step` (mean_i theta_i - theta). The more
+    local steps, the more of the mean's drift is curvature, as an adaptation step sees it. At deployment
+    `adaptation_steps` steps of alpha share the agent's trajectories.
+    """
+
+    alpha: Any
+    beta: Any
+    server_step: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+    adaptation_steps: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        local_steps: int = 5,
+        m: int = 30,
+        server_step: float = 0.5,
+        adaptation_steps: int = 1,
+    ):
+        check_step_sizes(alpha, beta)
+        check_positive(server_step=server_step)
+        check_counts(local_steps=local_steps, m=m, adaptation_steps=adaptation_steps)
+        self.alpha, self.beta, self.server_step = alpha, beta, server_step
+        self.local_steps, self.m, self.adaptation_steps = local_steps, m, adaptation_steps
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, tuple[()]]:
+        return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        # A mean of the two, not a displacement: at server_step = 1 the bits are FedAvg-PG's.
+        s = self.server_step
+        nearer = jax.tree.map(lambda x, y: (1 - s) * x + s * y, state.message, average(uploads, weights))
+        return ServerState(nearer)
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return fine_tune(agent, message, self.alpha, key, m, self.adaptation_steps)
