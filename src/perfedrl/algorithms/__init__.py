@@ -7,6 +7,7 @@ Around them: `aggregation.py` (what the server makes of uploads), `private.py`, 
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
@@ -23,6 +24,7 @@ from perfedrl.registry import registry
 ALGORITHMS = registry(
     "algorithm",
     fedavg_pg=FedAvgPG,
+    fast_fedpg=FastFedPG,
     fine_tuned=FineTuned,
     from_scratch=FromScratch,
     reptile=Reptile,
@@ -41,6 +43,7 @@ __all__ = [
     "Algorithm",
     "Attack",
     "Attacked",
+    "FastFedPG",
     "FedAvgPG",
     "FineTuned",
     "FromScratch",

@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys
-from perfedrl.types import Array, Params
+from perfedrl.types import Array, Params, Whole
 
 LARGEST_COUNT = 1_000_000
 LARGEST_STEP = float(np.finfo(np.float32).max)
@@ -70,6 +70,18 @@ def local_steps(
         return jax.lax.scan(lambda carry, k: (step(carry, StepKeys(*k)), None), carry, keys)[0]
     for k in keys:
         carry = step(carry, StepKeys(*k))
+    return carry
+
+
+def repeated(step: Callable[[PyTree, Any], PyTree], carry: PyTree, agent: Objective, count: Whole) -> PyTree:
+    """`step(carry, i)` for i = 0 .. count - 1, where the count itself may be traced: none is computed beyond it.
+
+    Under vmap a condition computes both of its branches; this loop goes on only while some lane or agent needs it.
+    """
+    if agent.traceable:
+        return jax.lax.fori_loop(0, count, lambda i, carry: step(carry, i), carry)
+    for i in range(int(count)):
+        carry = step(carry, i)
     return carry
 
 

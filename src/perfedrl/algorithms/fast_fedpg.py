@@ -1,0 +1,107 @@
+"""Fast-FedPG: local policy-gradient steps, corrected so that their drift from the mean gradient vanishes."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Bool, Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, repeated
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.types import Array, Params
+
+
+class Broadcast(NamedTuple):
+    """What the server sends: the parameters, the mean gradient there as of the last even round, and the round."""
+
+    theta: Params
+    gradient: Params
+    round: Float[Array, ""]
+
+
+class Anchor(NamedTuple):
+    """An agent's own gradient at shared parameters, and the round in which it estimated and sent it; -1 for never."""
+
+    gradient: Params
+    round: Float[Array, ""]
+
+
+class FastFedPG(eqx.Module):
+    """Local steps along g_i(theta) - g_i(theta-bar) + g(theta-bar), theta-bar the shared parameters (Zhu et al., 2024).
+
+    In even rounds agents send a gradient at theta-bar from `m_anchor` trajectories (m when left out), in odd ones where
+    their local steps led. The first of these is along g(theta-bar), since its correction is exact, and takes no
+    trajectories; those after it take m each. An agent that missed the even round steps uncorrected.
+    """
+
+    alpha: Any
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+    m_anchor: int = eqx.field(static=True)
+
+    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, m_anchor: int | None = None):
+        anchor = m if m_anchor is None else m_anchor
+        check_step_sizes(alpha, beta)
+        check_counts(local_steps=local_steps, m=m, m_anchor=anchor)
+        self.alpha, self.beta = alpha, beta
+        self.local_steps, self.m, self.m_anchor = local_steps, m, anchor
+
+    @property
+    def trajectories_per_round(self) -> int:
+        """The most that a round costs; `trajectories_after` tells even and odd ones apart."""
+        return max(self.m_anchor, (self.local_steps - 1) * self.m)
+
+    def trajectories_after(self, rounds: int) -> int:
+        return (rounds + 1) // 2 * self.m_anchor + rounds // 2 * (self.local_steps - 1) * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, Anchor]:
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        return ServerState(Broadcast(params, nothing, jnp.zeros(()))), Anchor(nothing, -jnp.ones(()))
+
+    def client(self, message: Broadcast, state: Anchor, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Anchor]:
+        """A gradient at the shared parameters, or corrected steps from there; the one not asked for is not computed."""
+        asked = even(message)
+        keys = StepKeys(*jax.random.split(key, (self.local_steps, len(StepKeys._fields))).T)
+
+        def estimate(_: Any, i: Any) -> Params:
+            return agent.gradient(message.theta, keys.outer[i], self.m_anchor)
+
+        own = repeated(estimate, state.gradient, agent, jnp.where(asked, 1, 0))
+        known = (state.round == message.round - 1).astype(message.round.dtype)
+        correction = optax.tree.scale(known, optax.tree.sub(message.gradient, state.gradient))
+
+        def step(theta: Params, i: Any) -> Params:
+            g = agent.gradient(theta, keys.outer[i], self.m)
+            return optax.tree.add_scale(theta, self.beta, optax.tree.add(g, correction))
+
+        first = optax.tree.add_scale(message.theta, self.beta, message.gradient)
+        end = repeated(step, first, agent, jnp.where(asked, 0, self.local_steps - 1))
+        return chosen(asked, own, end), Anchor(own, jnp.where(asked, message.round, state.round))
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        """The mean of what was asked for takes its place in the message."""
+        asked, mean, message = even(state.message), average(uploads, weights), state.message
+        theta, gradient = chosen(asked, message.theta, mean), chosen(asked, mean, message.gradient)
+        return ServerState(Broadcast(theta, gradient, message.round + 1))
+
+    def as_upload(self, message: Broadcast) -> Params:
+        """What an upload displaces, for privacy and attacks: no gradient, or the parameters."""
+        return chosen(even(message), jax.tree.map(jnp.zeros_like, message.theta), message.theta)
+
+    def shared(self, message: Broadcast) -> Params:
+        return message.theta
+
+    def personalize(self, message: Broadcast, state: Anchor, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message.theta, self.alpha, key, m)
+
+
+def even(message: Broadcast) -> Bool[Array, ""]:
+    """Whether the round is one for gradients."""
+    return message.round % 2 == 0
+
+
+def chosen(first: Bool[Array, ""], one: Params, other: Params) -> Params:
+    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)
