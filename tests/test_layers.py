@@ -14,6 +14,7 @@ LAYERS = (
     ("rollout",),
     ("exact_lqr",),
     ("exact", "history"),
+    ("exact_soft",),
     ("estimators",),
     ("algorithms",),
     ("evaluation",),

@@ -9,6 +9,7 @@ from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
 from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.fednpg import FedNPG
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
 from perfedrl.algorithms.local_pg import LocalPG
@@ -24,6 +25,7 @@ from perfedrl.registry import registry
 ALGORITHMS = registry(
     "algorithm",
     fedavg_pg=FedAvgPG,
+    fednpg=FedNPG,
     fast_fedpg=FastFedPG,
     fine_tuned=FineTuned,
     from_scratch=FromScratch,
@@ -45,6 +47,7 @@ __all__ = [
     "Attacked",
     "FastFedPG",
     "FedAvgPG",
+    "FedNPG",
     "FineTuned",
     "FromScratch",
     "LocalPG",

@@ -1,0 +1,153 @@
+"""FedNPG: federated entropy-regularized natural policy gradient for one shared tabular softmax policy."""
+
+import numbers
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+    with_trajectories,
+)
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet, TabularMDP
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.exact import ExactObjective
+from perfedrl.exact_soft import soft_action_values, soft_advantages
+from perfedrl.policies import TableSoftmax
+from perfedrl.policies.tabular import entropies
+from perfedrl.types import Array, Params, Scalar, Trajectory
+
+Table = Float[Array, "S A"]
+
+
+class Known(NamedTuple):
+    """An agent's own soft action values as it last saw them, and where it ever saw any (1; elsewhere 0)."""
+
+    q: Table
+    seen: Table
+
+
+class FedNPG(eqx.Module):
+    """Mirror steps on the mean of the agents' soft action values (Yang et al., 2024; their star topology).
+
+    theta <- (1 - c) theta + c A / entropy, c = beta entropy / (1 - gamma) and A the mean over agents of the soft
+    advantages under theta: the paper's step, less a number per state that no softmax sees, so that theta tends to the
+    log-policy itself. As the step is affine in A, every agent takes it with its own A and the server averages.
+
+    Exact agents compute their soft action values over an infinite horizon. Others keep a table of them to themselves
+    and, in every round, back it up where m trajectories have been.
+    """
+
+    alpha: Any
+    beta: Any
+    entropy: Any
+    m: int = eqx.field(static=True)
+
+    def __init__(self, alpha: float, beta: float, entropy: float = 0.1, m: int = 30):
+        check_step_sizes(alpha, beta)
+        check_positive(entropy=entropy)
+        check_counts(m=m)
+        self.alpha, self.beta, self.entropy, self.m = alpha, beta, entropy, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.m
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse what has no table of action values, and steps beyond soft policy iteration."""
+        if not isinstance(policy, TableSoftmax) or (fleet.traceable and not isinstance(fleet.train, TabularMDP)):
+            raise UserError(
+                "fednpg needs the policy 'table' on agents with finitely many states (a fleet of TabularMDP): its "
+                "natural gradient is a table of action values; fedavg-pg climbs the same mean with any policy"
+            )
+        if fleet.train.horizon < 1:
+            raise UserError("fednpg needs episodes of two decisions or more (horizon >= 1); fedavg-pg can do with one")
+        values = self.beta, self.entropy
+        most = (1 - fleet.train.discount) / self.entropy
+        if all(isinstance(x, numbers.Real) for x in values) and self.beta > most * (1 + 1e-9):
+            raise UserError(
+                f"fednpg's beta must be at most (1 - discount) / entropy = {most:.6g}, where it is soft policy "
+                f"iteration; it is {self.beta}"
+            )
+
+    def init(self, params: Params) -> tuple[ServerState, Known]:
+        return ServerState(params), Known(jnp.zeros_like(params), jnp.zeros_like(params))
+
+    def client(self, message: Table, state: Known, agent: Objective, key: PRNGKeyArray) -> tuple[Table, Known]:
+        """One mirror step with the agent's own soft advantages."""
+        step = lambda carry, keys: self.step(agent, carry, keys)  # noqa: E731
+        return local_steps(step, (message, state), agent, key, 1)
+
+    def step(self, agent: Objective, carry: tuple[Table, Known], keys: StepKeys) -> tuple[Table, Known]:
+        """(1 - c) theta + c A / entropy."""
+        theta, known = carry
+        if isinstance(agent, ExactObjective):
+            discount = agent.task.discount
+            q = soft_action_values(agent.task, jax.nn.log_softmax(theta), self.entropy)
+            known = Known(q, jnp.ones_like(q))
+        else:
+            agent = with_trajectories(agent, "fednpg")
+            discount = agent.discount
+            batch = agent.sampler.sample(theta, keys.outer, self.m)
+            known = _backed_up(discount, known, theta, batch, self.entropy)
+        return _mirror(theta, known.q, self.entropy, self.beta / (1 - discount)), known
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: Table) -> Table:
+        return message
+
+    def personalize(self, message: Table, state: Known, agent: Objective, key: PRNGKeyArray, m: int) -> Table:
+        return adapt(agent, message, self.alpha, key, m)
+
+
+def mirror_step(theta: Table, q: Table, entropy: Scalar, step: Scalar) -> Table:
+    """Theta moved along soft advantages."""
+    return (1 - step * entropy) * theta + step * soft_advantages(q, jax.nn.log_softmax(theta), entropy)
+
+
+def filled(known: Known, theta: Table) -> Table:
+    """The table with a value for pairs that were never seen: the mean of those that were in their state."""
+    return jnp.where(known.seen > 0, known.q, _usual(known.q, known.seen > 0, theta))
+
+
+def backed_up(discount: float, known: Known, theta: Table, batch: Trajectory, entropy: Scalar) -> Known:
+    """The table, backed up once where a batch was: q(s, a) becomes the mean of r + gamma V(s') over visits.
+
+    V is the table's own, under the policy and with its entropy. In a state that was visited, other actions keep their
+    advantage, not their value: while values rise, what was not tried lately would fall behind, and never be tried
+    again. A trajectory's last decision has no successor and is no visit; one that ends early is worth 0 from there on.
+    """
+    log_policy, q = jax.nn.log_softmax(theta), filled(known, theta)
+    v = jnp.sum(jnp.exp(log_policy) * q, axis=-1) + entropy * entropies(log_policy)
+    visits, lives = batch.mask[:, :-1], discount * batch.mask[:, 1:]
+    target = batch.reward[:, :-1] + lives * v[batch.obs[:, 1:]]
+    pair = (batch.obs * theta.shape[1] + batch.action)[:, :-1]
+    into_table = lambda x: jnp.zeros_like(theta).reshape(-1).at[pair].add(x).reshape(theta.shape)  # noqa: E731
+    count, total = into_table(visits), into_table(visits * target)
+    here, change = count > 0, total / jnp.maximum(count, 1) - q
+    after = Known(q + jnp.where(here, change, _usual(change, here, theta)), jnp.where(here, 1, known.seen))
+    return after._replace(q=filled(after, theta))
+
+
+def _usual(x: Table, some: Bool[Array, "S A"], theta: Table) -> Float[Array, "S 1"]:
+    """By state, the policy's mean over some actions; 0 where there is none."""
+    share = jnp.where(some, jax.nn.softmax(theta), 0)
+    total = jnp.sum(share, axis=-1, keepdims=True)
+    return jnp.sum(share * x, axis=-1, keepdims=True) / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
+
+
+# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
+_backed_up = jit(backed_up, static_argnums=0)
+_mirror = jit(mirror_step)
