@@ -18,6 +18,7 @@ from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.private import Private, privatize
 from perfedrl.algorithms.reptile import Reptile
 from perfedrl.algorithms.sg_mrl import SGMRL
+from perfedrl.algorithms.softmax_fedpg import SoftmaxFedPG
 from perfedrl.algorithms.storm import StormPG
 from perfedrl.algorithms.wrapping import unwrapped
 from perfedrl.registry import registry
@@ -30,6 +31,7 @@ ALGORITHMS = registry(
     fine_tuned=FineTuned,
     from_scratch=FromScratch,
     reptile=Reptile,
+    softmax_fedpg=SoftmaxFedPG,
     local_pg=LocalPG,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
@@ -57,6 +59,7 @@ __all__ = [
     "Reptile",
     "Robust",
     "ServerState",
+    "SoftmaxFedPG",
     "StormPG",
     "average",
     "local_steps",

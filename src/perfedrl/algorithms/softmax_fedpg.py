@@ -1,0 +1,135 @@
+"""Softmax-FedPG: many local steps on softmax tables, with a reward for entropy and bounded parameters if asked for."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+    with_trajectories,
+)
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Forms, Objective, StepKeys, adapt
+from perfedrl.estimators.objective import gradient_of_batch
+from perfedrl.exact import ExactObjective, J
+from perfedrl.types import Array, Params, Scalar, Trajectory
+
+
+class SoftmaxFedPG(eqx.Module):
+    """Federated softmax policy gradient in heterogeneous environments (Labbi et al., 2025).
+
+    `regularization` lambda turns the return into E sum_t gamma^t (r_t + lambda H(pi(.|s_t))), entropy included in what
+    later states are worth; `largest` is a bound on every parameter, to which the server projects the mean. Without
+    either it is FedAvg-PG. Adaptation is on the plain return.
+    """
+
+    alpha: Any
+    beta: Any
+    regularization: Any
+    largest: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        local_steps: int = 20,
+        m: int = 10,
+        regularization: float = 0.0,
+        largest: float | None = None,
+    ):
+        check_step_sizes(alpha, beta)
+        check_counts(local_steps=local_steps, m=m)
+        off = isinstance(regularization, int | float) and regularization == 0
+        check_positive(regularization=None if off else regularization, largest=largest)
+        self.alpha, self.beta, self.largest = alpha, beta, largest
+        # None is no leaf: where nothing is added, nothing is computed.
+        self.regularization = None if off else regularization
+        self.local_steps, self.m = local_steps, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse policies that are no softmax over finitely many actions in finitely many states."""
+        if not hasattr(policy, "probabilities"):
+            raise UserError(
+                f"softmax-fedpg needs a softmax policy over finitely many states, table or log-linear; this one is "
+                f"{type(policy).__name__}. fedavg-pg takes the same local steps with any policy"
+            )
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, tuple[()]]:
+        """Tau local steps along the gradient of the return, regularized or not."""
+
+        def step(theta: Params, keys: StepKeys) -> Params:
+            return optax.tree.add_scale(theta, self.beta, self.gradient(agent, theta, keys.outer))
+
+        return local_steps(step, message, agent, key, self.local_steps), state
+
+    def gradient(self, agent: Objective, theta: Params, key: PRNGKeyArray) -> Params:
+        if self.regularization is None:
+            return agent.gradient(theta, key, self.m)
+        return regularized_gradient(agent, theta, self.regularization, key, self.m)
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        mean = average(uploads, weights)
+        if self.largest is None:
+            return ServerState(mean)
+        return ServerState(jax.tree.map(lambda x: jnp.clip(x, -self.largest, self.largest), mean))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message, self.alpha, key, m)
+
+
+def regularized_gradient(agent: Objective, theta: Params, weight: Scalar, key: PRNGKeyArray, m: int) -> Params:
+    """The gradient of the return with a reward of `weight` times the entropy of every decision, from m trajectories."""
+    if isinstance(agent, ExactObjective):
+        return jax.grad(lambda theta: regularized_return(agent, theta, weight))(theta)
+    sampling = with_trajectories(agent, "softmax-fedpg with regularization")
+    batch = sampling.sampler.sample(theta, key, m)
+    return _of_batch(sampling.policy, sampling.forms, sampling.discount, theta, batch, weight)
+
+
+def regularized_return(agent: ExactObjective, theta: Params, weight: Scalar) -> Float[Array, ""]:
+    """J(theta) with the entropy in every state as a part of its reward."""
+    entropy = jax.vmap(lambda s: agent.policy.entropy(theta, s))(jnp.arange(agent.task.states))
+    rewarded = eqx.tree_at(lambda task: task.r, agent.task, agent.task.r + weight * entropy[:, None])
+    return J(agent.policy, rewarded, theta)
+
+
+def regularized_of_batch(
+    policy: Any, forms: Forms, discount: float, theta: Params, batch: Trajectory, weight: Scalar
+) -> Params:
+    """Entropy as a reward, for the decisions that lead to it, and its own derivative where a batch came by."""
+    decay = discount ** jnp.arange(batch.reward.shape[-1], dtype=batch.reward.dtype)
+
+    def bonus(theta: Params) -> Float[Array, "m T"]:
+        return weight * batch.mask * jax.vmap(jax.vmap(lambda obs: policy.entropy(theta, obs)))(batch.obs)
+
+    g = gradient_of_batch(policy, forms, discount, theta, batch._replace(reward=batch.reward + bonus(theta)))
+    own = jax.grad(lambda theta: jnp.sum(decay * bonus(theta)) / len(batch.reward))(theta)
+    return optax.tree.add(g, own)
+
+
+_of_batch = jit(regularized_of_batch, static_argnums=(1, 2))
