@@ -13,6 +13,7 @@ from perfedrl.algorithms.fednpg import FedNPG
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
 from perfedrl.algorithms.local_pg import LocalPG
+from perfedrl.algorithms.mixing import Mixing
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
 from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.private import Private, privatize
@@ -33,6 +34,7 @@ ALGORITHMS = registry(
     reptile=Reptile,
     softmax_fedpg=SoftmaxFedPG,
     local_pg=LocalPG,
+    mixing=Mixing,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
     per_fedavg_storm=StormPG,
@@ -53,6 +55,7 @@ __all__ = [
     "FineTuned",
     "FromScratch",
     "LocalPG",
+    "Mixing",
     "PerFedAvgPG",
     "Personal",
     "Private",
