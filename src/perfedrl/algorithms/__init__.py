@@ -16,6 +16,8 @@ from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.mixing import Mixing
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
 from perfedrl.algorithms.personal import Personal
+from perfedrl.algorithms.pfedme import PFedMe
+from perfedrl.algorithms.pmeta_rl import PMetaRL
 from perfedrl.algorithms.private import Private, privatize
 from perfedrl.algorithms.reptile import Reptile
 from perfedrl.algorithms.sg_mrl import SGMRL
@@ -35,6 +37,8 @@ ALGORITHMS = registry(
     softmax_fedpg=SoftmaxFedPG,
     local_pg=LocalPG,
     mixing=Mixing,
+    pfedme=PFedMe,
+    pmeta_rl=PMetaRL,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
     per_fedavg_storm=StormPG,
@@ -56,6 +60,8 @@ __all__ = [
     "FromScratch",
     "LocalPG",
     "Mixing",
+    "PFedMe",
+    "PMetaRL",
     "PerFedAvgPG",
     "Personal",
     "Private",

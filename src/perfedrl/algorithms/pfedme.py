@@ -1,0 +1,111 @@
+"""pFedMe: federated learning of the Moreau envelopes of the agents' returns, with policy gradients."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, local_steps
+from perfedrl.algorithms.proximal import Near, check_proximal, following, looseness, near_step, start
+from perfedrl.estimators import Objective, StepKeys
+from perfedrl.estimators.meta import iterate, step_keys
+from perfedrl.types import Array, Params, Scalar
+
+
+class Going(NamedTuple):
+    """What goes through a round: the agent's copy of the shared parameters, and its own policy."""
+
+    w: Params
+    near: Near
+
+
+class PFedMe(eqx.Module):
+    """Maximize the mean over agents of max_theta J_i(theta) - weight/2 |theta - w|^2 over w (Dinh et al. 2020).
+
+    A local step approximates agent i's maximizer theta_i by `proximal_steps` steps of size alpha from m trajectories
+    each, then moves w_i by beta weight (theta_i - w_i). The server goes `server_mix` of the way to the mean of the w_i.
+    theta_i stays with the agent, which deploys it.
+
+    At weight 0, w stays where it is and theta_i is LocalPG's with beta = alpha; at weight = inf, with one proximal
+    step, w is FedAvgPG's, and so is theta_i: both trajectory for trajectory.
+    """
+
+    alpha: Any
+    beta: Any
+    weight: Any
+    server_mix: Any
+    proximal_steps: int = eqx.field(static=True)
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        weight: float = 1.0,
+        server_mix: float = 1.0,
+        proximal_steps: int = 1,
+        local_steps: int = 5,
+        m: int = 30,
+    ):
+        check_proximal(alpha, beta, weight)
+        check_positive(server_mix=server_mix)
+        check_counts(proximal_steps=proximal_steps, local_steps=local_steps, m=m)
+        self.alpha, self.beta, self.weight, self.server_mix = alpha, beta, weight, server_mix
+        self.proximal_steps, self.local_steps, self.m = proximal_steps, local_steps, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.proximal_steps * self.m
+
+    def init(self, params: Params) -> tuple[ServerState, Near]:
+        return start(params)
+
+    def client(self, message: Params, state: Near, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Near]:
+        """Local steps of w_i, each after some of theta_i, which goes on from where the agent left it."""
+        near = Near(following(state, message, self._s), message, jnp.ones_like(state.trained))
+        end = local_steps(partial(self.step, agent), Going(message, near), agent, key, self.local_steps)
+        return end.w, end.near
+
+    def step(self, agent: Objective, going: Going, keys: StepKeys) -> Going:
+        """One local step: the agent's policy near w_i, then w_i towards it."""
+        theta = following(going.near, going.w, self._s)
+        theta, pull = self._nearest(agent, theta, going.w, keys.outer, self.m, self.proximal_steps)
+        w = optax.tree.add_scale(going.w, self.beta, pull)
+        return Going(w, Near(theta, going.w, going.near.trained))
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        """(1 - server_mix) w + server_mix times the mean of the w_i."""
+        mix = lambda w, mean: (1 - self.server_mix) * w + self.server_mix * mean  # noqa: E731
+        return ServerState(jax.tree.map(mix, state.message, average(uploads, weights)))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: Near, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """What the agent has learned; one that never took part takes proximal steps from w, which share the m."""
+        learned = following(state, message, self._s)
+        if m == 0:
+            return learned
+        steps = max(1, min(self.proximal_steps, m))
+        new, _ = self._nearest(agent, message, message, key, m // steps, steps)
+        return jax.tree.map(lambda own, new: jnp.where(state.trained > 0, own, new), learned, new)
+
+    @property
+    def _s(self) -> Scalar:
+        return looseness(self.alpha, self.weight)
+
+    def _nearest(
+        self, agent: Objective, theta: Params, w: Params, key: PRNGKeyArray, m: int, steps: int
+    ) -> tuple[Params, Params]:
+        """Proximal steps from theta around w, and the last one's pull on w."""
+
+        def step(carry: tuple[Params, Params], key: PRNGKeyArray) -> tuple[tuple[Params, Params], tuple[()]]:
+            g = agent.gradient(carry[0], key, m)
+            return near_step(carry[0], w, g, self.alpha, self._s), ()
+
+        return iterate(agent, step, (theta, theta), step_keys(key, steps))[0]
