@@ -21,6 +21,7 @@ from perfedrl.algorithms.pmeta_rl import PMetaRL
 from perfedrl.algorithms.private import Private, privatize
 from perfedrl.algorithms.reptile import Reptile
 from perfedrl.algorithms.sg_mrl import SGMRL
+from perfedrl.algorithms.shared_representation import SharedRepresentation
 from perfedrl.algorithms.softmax_fedpg import SoftmaxFedPG
 from perfedrl.algorithms.storm import StormPG
 from perfedrl.algorithms.wrapping import unwrapped
@@ -39,6 +40,7 @@ ALGORITHMS = registry(
     mixing=Mixing,
     pfedme=PFedMe,
     pmeta_rl=PMetaRL,
+    shared_representation=SharedRepresentation,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
     per_fedavg_storm=StormPG,
@@ -68,6 +70,7 @@ __all__ = [
     "Reptile",
     "Robust",
     "ServerState",
+    "SharedRepresentation",
     "SoftmaxFedPG",
     "StormPG",
     "average",

@@ -1,0 +1,161 @@
+"""Shared representation: all layers of a network but the last are learned together, the last by each agent alone."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes, local_steps
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
+from perfedrl.estimators.meta import iterate, step_keys
+from perfedrl.types import Array, Params
+
+HEAD = 2**32 - 2
+"""Folded into a round's key for the head's steps, so that the representation's have the keys of FedAvgPG."""
+
+ADAPTED = ("head", "all")
+
+
+class Headed(NamedTuple):
+    """An agent's state: its head, where the representation is None, and 1 once it took part, else 0."""
+
+    head: PyTree
+    trained: Float[Array, ""]
+
+
+class SharedRepresentation(eqx.Module):
+    """PFedRL-Rep by policy gradients (Xiong et al. 2025): a shared representation, and a head for every agent.
+
+    In a round an agent takes `head_steps` policy-gradient steps of its head, of size head_beta (beta when left out),
+    under the representation that it received, then `local_steps` of the representation, of size beta, under its new
+    head; each from m trajectories. It sends the representation alone: a head is empty arrays in an upload, and in the
+    message the start, from which agents have theirs. At deployment `adaptation_steps` further steps of size alpha,
+    of the head or of all parameters (`adapt`), share the m trajectories.
+
+    The head is a network's last layer, with standard deviations where the policy has any; of a critic too.
+    """
+
+    alpha: Any
+    beta: Any
+    head_beta: Any
+    head_steps: int = eqx.field(static=True)
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+    adapt: str = eqx.field(static=True)
+    adaptation_steps: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        head_beta: float | None = None,
+        head_steps: int = 5,
+        local_steps: int = 5,
+        m: int = 15,
+        adapt: str = "head",
+        adaptation_steps: int = 1,
+    ):
+        check_step_sizes(alpha, beta)
+        check_positive(head_beta=head_beta)
+        check_counts(local_steps=local_steps, m=m, adaptation_steps=adaptation_steps)
+        if head_steps != 0:
+            check_counts(head_steps=head_steps)
+        if adapt not in ADAPTED:
+            raise UserError(f"adapt must be {' or '.join(map(repr, ADAPTED))}; it is {adapt!r}")
+        self.alpha, self.beta, self.head_beta = alpha, beta, head_beta
+        self.head_steps, self.local_steps, self.m = head_steps, local_steps, m
+        self.adapt, self.adaptation_steps = adapt, adaptation_steps
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return (self.head_steps + self.local_steps) * self.m
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse policies without a hidden layer: they have no representation to share."""
+        check_layers(jax.eval_shape(policy.init, jax.random.key(0)))
+
+    def init(self, params: Params) -> tuple[ServerState, Headed]:
+        check_layers(params)
+        none = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
+        return ServerState(params), Headed(eqx.filter(params, heads(params)), none)
+
+    def client(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Headed]:
+        """Steps of the head under the received representation, then of the representation under the new head."""
+        is_head, theta = heads(message), self.with_own(message, state)
+        is_body = jax.tree.map(lambda head: not head, is_head)
+        by = self.beta if self.head_beta is None else self.head_beta
+        if self.head_steps:
+            step = lambda theta, keys: self.step(agent, is_head, by, self.m, theta, keys.outer)  # noqa: E731
+            theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD), self.head_steps)
+        step = lambda theta, keys: self.step(agent, is_body, self.beta, self.m, theta, keys.outer)  # noqa: E731
+        theta = local_steps(step, theta, agent, key, self.local_steps)
+        return self.as_upload(theta), Headed(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
+
+    def step(self, agent: Objective, moved: PyTree, by: Any, m: int, theta: Params, key: PRNGKeyArray) -> Params:
+        """One ascent step of those parameters that are to be moved."""
+        g = agent.gradient(theta, key, m)
+        return jax.tree.map(lambda move, x, g: x + by * g if move else x, moved, theta, g)
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        """The mean representation; the message's head stays the start."""
+        is_head, mean = heads(state.message), average(uploads, weights)
+        return ServerState(jax.tree.map(lambda head, x, mean: x if head else mean, is_head, state.message, mean))
+
+    def shared(self, message: Params) -> Params:
+        """The representation under the start head."""
+        return message
+
+    def personalize(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """The representation under the agent's head, after the steps of deployment."""
+        theta = self.with_own(message, state)
+        if m == 0:
+            return theta
+        steps = min(self.adaptation_steps, m)
+        moved = heads(message) if self.adapt == "head" else every(message, True)
+        step = lambda theta, key: (self.step(agent, moved, self.alpha, m // steps, theta, key), ())  # noqa: E731
+        return iterate(agent, step, theta, step_keys(key, steps))[0]
+
+    def with_own(self, message: Params, state: Headed) -> Params:
+        """A message as an agent sees it: under its own head, or the message's where it never took part."""
+        own = lambda mine, x: x if mine is None else jnp.where(state.trained > 0, mine, x)  # noqa: E731
+        return jax.tree.map(own, state.head, message, is_leaf=lambda x: x is None)
+
+    def as_upload(self, message: Params) -> Params:
+        """A message less the head, as uploads are."""
+        nothing = lambda head, x: jnp.zeros(0, jnp.result_type(x)) if head else x  # noqa: E731
+        return jax.tree.map(nothing, heads(message), message)
+
+
+def heads(params: PyTree) -> PyTree:
+    """Which parameters are the head's: every network's last layer, and standard deviations beside a network."""
+    if is_network(params):
+        return tuple(every(layer, i == len(params) - 1) for i, layer in enumerate(params))
+    if isinstance(params, dict):
+        return {name: every(part, True) if name == "log_std" else heads(part) for name, part in params.items()}
+    return every(params, False)
+
+
+def every(params: PyTree, value: bool) -> PyTree:
+    """The same for every parameter."""
+    return jax.tree.map(lambda _: value, params)
+
+
+def is_network(params: PyTree) -> bool:
+    """Whether parameters are the layers of a network."""
+    return isinstance(params, tuple) and all(isinstance(layer, dict) and "weight" in layer for layer in params)
+
+
+def check_layers(params: PyTree) -> None:
+    """Refuse parameters in which some network has one layer, or that are of no network."""
+    networks = [part for part in jax.tree.leaves(params, is_leaf=is_network) if is_network(part)]
+    if not networks or min(map(len, networks)) < 2:
+        lacks = "hidden = [] has no hidden layer" if networks else "this one is no network"
+        raise UserError(
+            "shared-representation needs a policy with a hidden layer, whose last layer is personal and whose rest is "
+            f"shared, and {lacks}; take the policy 'mlp' or 'gaussian-mlp' with a hidden layer (hidden = [32], say), "
+            "or the algorithm 'mixing', which serves any policy"
+        )
