@@ -1,7 +1,8 @@
 """The contract that every registered environment keeps: its registry line is what enrols it here.
 
-Families that JAX can trace are held to all of it; those played in Python (`fleet.traceable` is False) to what a sampler
-promises: episodes that depend on parameters and key alone, of H + 1 decisions, and nothing after an end.
+Families of agents with examples instead of episodes have a contract of their own, at the end of the file. Of the
+others, those that JAX can trace are held to all of it; those played in Python (`fleet.traceable` is False) to what a
+sampler promises: episodes that depend on parameters and key alone, of H + 1 decisions, and nothing after an end.
 """
 
 from functools import lru_cache
@@ -13,6 +14,7 @@ import pytest
 
 from perfedrl.compilation import jit
 from perfedrl.envs import ENVS, Fleet, TabularMDP, Task
+from perfedrl.envs.base import DataTask
 from perfedrl.estimators import Sampled
 from perfedrl.policies import POLICIES
 from perfedrl.types import Trajectory
@@ -32,6 +34,7 @@ DIFFER = {
     "bandits": {"r"},
     "cart-pole": {"length"},
     "circle": {"goal"},
+    "classification": {"examples.inputs", "examples.labels", "test.inputs", "test.labels"},
     "gridworld": {"mu", "r"},
     "lqr": {"A", "B"},
     "mountain-car": {"force"},
@@ -50,6 +53,10 @@ EARLY = ("cart-pole", "gymnasium")
 PYTHON = [name for name in ENVS if "parallel" in ENVS.parameters(name)]
 """Families that JAX cannot trace: they play episodes in parallel environments, and a few short ones will do."""
 FEW = {"agents": 2, "held_out": 0, "horizon": 5, "parallel": 3}
+
+EXAMPLES = [name for name in ENVS if "test_examples" in ENVS.parameters(name)]
+"""Families of agents that have examples and no episodes."""
+EPISODES = [name for name in ENVS if name not in EXAMPLES]
 
 M = 3
 BUILT: list[Fleet] = []
@@ -101,6 +108,7 @@ def played(name: str) -> Played:
 
 
 TRACEABLE = [name for name in ENVS if name not in PYTHON]
+STEPPED = [name for name in TRACEABLE if name not in EXAMPLES]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -116,7 +124,7 @@ def test_a_fleet_says_whether_jax_can_trace_it(name):
     assert getattr(fleet_of(name), "traceable", True) == (name in TRACEABLE)
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", EPISODES)
 def test_episodes_depend_on_their_key_alone(name):
     fleet, policy, params, batch = played(name)
     jax.tree.map(np.testing.assert_array_equal, batch, sample(fleet, policy, params, seed=0))
@@ -124,7 +132,7 @@ def test_episodes_depend_on_their_key_alone(name):
     assert any((x != y).any() for x, y in zip(jax.tree.leaves(batch), jax.tree.leaves(other), strict=True))
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", EPISODES)
 def test_an_episode_has_one_decision_more_than_its_horizon_and_ends_once(name):
     fleet, *_, batch = played(name)
     T = fleet.train.horizon + 1
@@ -139,14 +147,14 @@ def test_an_episode_has_one_decision_more_than_its_horizon_and_ends_once(name):
         assert (mask[..., -1] == 0).any()
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", EPISODES)
 def test_episodes_are_in_single_precision(name):
     batch = played(name).batch
     assert batch.reward.dtype == batch.mask.dtype == np.float32
     assert all(x.dtype in (np.float32, np.int32) for x in jax.tree.leaves((batch.obs, batch.action)))
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", EPISODES)
 def test_what_a_task_says_of_an_episode_are_numbers_and_shares(name):
     fleet, *_, batch = played(name)
     task = fleet.task(0)
@@ -159,14 +167,14 @@ def test_what_a_task_says_of_an_episode_are_numbers_and_shares(name):
         np.testing.assert_allclose(said["score"], np.sum(batch.reward[0, 0]), rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", TRACEABLE)
+@pytest.mark.parametrize("name", STEPPED)
 def test_tasks_keep_the_interface(name):
     fleet = fleet_of(name)
     assert fleet.agents >= 1
     assert isinstance(fleet.task(0), Task)
 
 
-@pytest.mark.parametrize("name", TRACEABLE)
+@pytest.mark.parametrize("name", STEPPED)
 def test_an_agents_episodes_compile_and_are_the_same_alone_and_in_company(name):
     fleet, policy, params, batch = played(name)
     keys = jax.random.split(jax.random.key(0), fleet.agents)
@@ -176,7 +184,7 @@ def test_an_agents_episodes_compile_and_are_the_same_alone_and_in_company(name):
 
 
 @pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize("name", TRACEABLE)
+@pytest.mark.parametrize("name", STEPPED)
 def test_a_step_keeps_the_states_structure_and_precision(name, x64):
     """Whatever precision is enabled: what single uniforms start stays in single precision."""
     task = fleet_of(name).task(0)
@@ -202,5 +210,20 @@ def test_agents_differ_exactly_in_what_their_family_says(name):
     assert name in DIFFER, f"say in DIFFER in what the agents of {name!r} differ"
     fleet = fleet_of(name)
     leaves = jax.tree_util.tree_leaves_with_path(fleet.train)
-    differ = {jax.tree_util.keystr(path, simple=True) for path, x in leaves if (x != x[:1]).any()}
+    differ = {jax.tree_util.keystr(path, simple=True, separator=".") for path, x in leaves if (x != x[:1]).any()}
     assert differ == DIFFER[name]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_agents_with_examples_keep_the_interface_and_what_they_are_tested_on_apart(name):
+    fleet = fleet_of(name)
+    task = fleet.task(fleet.agents - 1)
+    assert isinstance(task, DataTask)
+    assert not isinstance(task, Task)
+    for part in (task.examples, task.test):
+        assert part.inputs.shape == (len(part.labels), task.observation_size)
+        assert (part.inputs.dtype, part.labels.dtype) == (np.float32, np.int32)
+    learned, tested = ({x.tobytes() for x in part.inputs} for part in (task.examples, task.test))
+    assert not learned & tested
+    again = ENVS[name](**PARAMETERS.get(name, {}))
+    jax.tree.map(np.testing.assert_array_equal, fleet, again)

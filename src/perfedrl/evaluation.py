@@ -13,14 +13,16 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.algorithms import Algorithm
 from perfedrl.algorithms.wrapping import with_own
 from perfedrl.envs import Fleet, TabularMDP
+from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled, adapt, reward_to_go
 from perfedrl.estimators.meta import iterate
+from perfedrl.estimators.supervised import example_outcomes
 from perfedrl.exact import Exact
 from perfedrl.exact_lqr import check_start, is_lqr
 from perfedrl.policies import Policy
 from perfedrl.registry import registry
-from perfedrl.rollout import outline, sampler
+from perfedrl.rollout import check_episodes, outline, sampler
 from perfedrl.types import Array, Params, Trajectory
 
 Outcomes = dict[str, Float[Array, ""]]
@@ -74,7 +76,10 @@ class DynamicProgramming(eqx.Module):
 
 
 class MonteCarlo(eqx.Module):
-    """Means over fresh episodes, after adaptation from fresh trajectories by the estimators of `agent`."""
+    """Means over fresh episodes, after adaptation from fresh trajectories by the estimators of `agent`.
+
+    Where agents have examples instead, over all that they keep for a test: no adaptation draws from those.
+    """
 
     agent: Sampled
     trajectories: int = eqx.field(static=True, default=256)
@@ -105,8 +110,11 @@ class MonteCarlo(eqx.Module):
         return (self.trajectories + 2 * self.episodes) * (task.horizon + 1)
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
-        episodes = self.sample(task, params, key, self.episodes)
-        return {name: jnp.mean(x) for name, x in episode_outcomes(task, episodes).items()}
+        if brings_examples(task):
+            measured = example_outcomes(self.agent.policy, params, task.test)
+        else:
+            measured = episode_outcomes(task, self.sample(task, params, key, self.episodes))
+        return {name: jnp.mean(x) for name, x in measured.items()}
 
     def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Draw m episodes."""
@@ -202,8 +210,8 @@ def stacked(f: Callable[[Any], Any], xs: Any) -> Any:
     return jax.tree.map(lambda *ys: np.stack(ys), *(f(x) for x in xs))
 
 
-def check_fit(task: Any, policy: Policy) -> Trajectory:
-    """Refuse a policy that cannot play a task; return the shapes of an episode."""
+def check_fit(task: Any, policy: Policy) -> Any:
+    """Refuse a policy that cannot play a task; return the shapes of an episode, or of outcomes of examples."""
     taken, needed = (
         {name: getattr(x, name) for name in ("actions", "action_size") if hasattr(x, name)} for x in (policy, task)
     )
@@ -211,8 +219,10 @@ def check_fit(task: Any, policy: Policy) -> Trajectory:
         raise UserError(f"the policy does not fit the fleet: it has {taken}, the agents have {needed}")
     one = lambda x: x[0, 0]  # noqa: E731
 
-    def sample(key: PRNGKeyArray) -> Trajectory:
+    def sample(key: PRNGKeyArray) -> Any:
         params = policy.init(key)
+        if brings_examples(task):
+            return example_outcomes(policy, params, task.test)
         played = outline(task, policy).sample(params, key, 1)
         policy.log_prob(params, *jax.tree.map(one, (played.obs, played.action)))
         return played
@@ -259,16 +269,36 @@ def monte_carlo(
     When a run is finished its held-out agents are also personalized from each number of trajectories in `few_shot`,
     `repeats` times each; of the last time `rollouts` episodes are kept.
     """
+    check_episodes(fleet.train)
     played = check_fit(fleet.task(0), agent.policy)
     if rollouts and not hasattr(played.obs, "shape"):
         raise UserError("evaluation: rollouts are kept of observations that are one array, and these are not")
     return MonteCarlo(agent, trajectories, episodes, tuple(few_shot), repeats, rollouts)
 
 
+def on_examples(
+    fleet: Fleet, agent: Sampled, examples: int = 100, few_shot: Sequence[int] = (), repeats: int = 1
+) -> MonteCarlo:
+    """Means over each agent's test examples, after adaptation from `examples` of the others.
+
+    "return" is the mean log-likelihood of the labels. `few_shot` are numbers of examples to personalize from when a
+    run is finished, `repeats` times each.
+    """
+    if not brings_examples(fleet.train):
+        raise UserError("the evaluation 'examples' is for agents that have examples; these play: 'monte-carlo'")
+    check_fit(fleet.task(0), agent.policy)
+    return MonteCarlo(agent, examples, fleet.train.test.labels.shape[1], tuple(few_shot), repeats)
+
+
 def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
-    """Exact where agents have finitely many states or are linear-quadratic, Monte Carlo with its defaults elsewhere."""
+    """Exact where agents have finitely many states or are linear-quadratic, on test examples where they have such.
+
+    Monte Carlo with its defaults elsewhere.
+    """
+    if brings_examples(fleet.train):
+        return on_examples(fleet, agent)
     finite = isinstance(fleet.train, TabularMDP) and hasattr(agent.policy, "probabilities")
     return exact(fleet, agent) if finite or is_lqr(fleet, agent.policy) else monte_carlo(fleet, agent)
 
 
-EVALUATIONS = registry("evaluation", auto=auto, exact=exact, monte_carlo=monte_carlo)
+EVALUATIONS = registry("evaluation", auto=auto, exact=exact, examples=on_examples, monte_carlo=monte_carlo)

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.envs.fleet import brings_sampler
+from perfedrl.envs.fleet import brings_examples, brings_sampler
+from perfedrl.errors import UserError
 from perfedrl.policies import Policy
 from perfedrl.types import Array, Params, Trajectory
 
@@ -51,12 +52,20 @@ class Outline(eqx.Module):
 
 def sampler(task: Any, policy: Any) -> Sampler:
     """What samples an agent: what its task brings, or JAX by the task's steps."""
+    check_episodes(task)
     return task.sampler(policy) if brings_sampler(task) else RolloutSampler(task, policy)
 
 
 def outline(task: Any, policy: Any) -> Sampler:
     """What JAX can trace in its place, to see shapes."""
+    check_episodes(task)
     return Outline(task) if brings_sampler(task) else RolloutSampler(task, policy)
+
+
+def check_episodes(task: Any) -> None:
+    """Refuse an agent that has no episodes."""
+    if brings_examples(task):
+        raise UserError("these agents have examples to learn from and no episodes, which this needs")
 
 
 def noise_size(policy: Policy, task: Any) -> int:

@@ -19,7 +19,8 @@ from perfedrl.algorithms.base import (
     with_trajectories,
 )
 from perfedrl.compilation import jit
-from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs, reward_to_go
+from perfedrl.envs.fleet import Fleet, brings_examples
+from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs, reward_to_go
 from perfedrl.estimators.control import MEMORY, shortened
 from perfedrl.estimators.objective import gradient_of_batch, scaled
 from perfedrl.types import Array, Params, Scalar, Trajectory
@@ -76,6 +77,11 @@ class SGMRL(eqx.Module):
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
         self.alpha, self.beta, self.clip = alpha, beta, clip
         self.local_steps, self.m_in, self.m_out, self.score_baseline = local_steps, m_in, m_out, score_baseline
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse agents that have examples and no trajectories."""
+        if brings_examples(fleet.train):
+            with_trajectories(Sampled(policy)(fleet.task(0)), "sg-mrl")
 
     @property
     def trajectories_per_round(self) -> int:

@@ -19,8 +19,9 @@ from perfedrl.algorithms.base import (
     with_trajectories,
 )
 from perfedrl.compilation import jit
+from perfedrl.envs.fleet import Fleet, brings_examples
 from perfedrl.errors import UserError
-from perfedrl.estimators import Forms, Objective, PolicyObjective, StepKeys, adapt, log_probs
+from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs
 from perfedrl.estimators.control import shortened
 from perfedrl.estimators.gradient import regularizer
 from perfedrl.estimators.objective import credit
@@ -106,6 +107,11 @@ class StormPG(eqx.Module):
             raise UserError(f"clip_weight must be at least 1, the weight of equal parameters; it is {clip_weight}")
         self.alpha, self.beta, self.momentum, self.clip_weight, self.clip = alpha, beta, momentum, clip_weight, clip
         self.local_steps, self.m_in, self.m_out = local_steps, m_in, m_out
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse agents that have examples and no trajectories."""
+        if brings_examples(fleet.train):
+            with_trajectories(Sampled(policy)(fleet.task(0)), "per-fedavg-storm")
 
     @property
     def trajectories_per_round(self) -> int:

@@ -206,7 +206,7 @@ def inspect(
         out.print(tables.fleet_cost(found), highlight=False, soft_wrap=True)
         from perfedrl.report import static, strip  # matplotlib is slow to import
 
-        if strip.can_draw(task, episode):
+        if episode is not None and strip.can_draw(task, episode):
             title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
             figure = strip.draw_episode(task, checked.parts.policy, params, episode, title)
             write_atomically(picture, static.image(figure))

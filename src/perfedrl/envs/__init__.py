@@ -3,6 +3,7 @@
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import Task
+from perfedrl.envs.classification import Classification, Examples, classification
 from perfedrl.envs.control import (
     Acrobot,
     CartPole,
@@ -43,6 +44,7 @@ ENVS = registry(
     bandits=bandits,
     cart_pole=cart_pole,
     circle=circle,
+    classification=classification,
     gridworld=gridworld,
     gymnasium=gymnasium_fleet,
     half_cheetah_dir=half_cheetah_dir,
@@ -64,6 +66,8 @@ __all__ = [
     "WITNESS_FEATURES",
     "Acrobot",
     "CartPole",
+    "Classification",
+    "Examples",
     "Fleet",
     "LinearQuadratic",
     "MountainCar",
@@ -79,6 +83,7 @@ __all__ = [
     "bandits",
     "cart_pole",
     "circle",
+    "classification",
     "fleet",
     "gridworld",
     "gymnasium_fleet",

@@ -75,6 +75,22 @@ class PlayedTask(Protocol):
         ...
 
 
+@runtime_checkable
+class DataTask(Protocol):
+    """One agent that has examples instead of episodes: an objective of its own kind, the likelihood of its labels.
+
+    Like a `Task` it says what a policy must know: `actions` (how many classes) and `observation_size`.
+    """
+
+    horizon: int
+    """0: an example is a single decision."""
+    discount: float
+    examples: Any
+    """What it learns from: `Examples`, inputs and labels."""
+    test: Any
+    """What it is measured on, and never learns from."""
+
+
 def check_episode(horizon: int, discount: float, who: str = "") -> None:
     """Refuse a horizon or a discount that no MDP has."""
     if not 0 <= horizon <= LONGEST_HORIZON or horizon != int(horizon):

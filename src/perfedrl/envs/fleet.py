@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from perfedrl.envs.base import PlayedTask, Task
+from perfedrl.envs.base import DataTask, PlayedTask, Task
 from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
 
@@ -73,7 +73,9 @@ class Fleet(eqx.Module):
         return jax.tree.map(lambda x: x[i], part)
 
 
-def fleet(train: Sequence[Task | PlayedTask], held_out: Sequence[Task | PlayedTask] = ()) -> Fleet:
+def fleet(
+    train: Sequence[Task | PlayedTask | DataTask], held_out: Sequence[Task | PlayedTask | DataTask] = ()
+) -> Fleet:
     """Make a fleet of single tasks. All must have the same shapes, horizon and discount."""
     if not train:
         raise UserError("a fleet needs at least one training agent")
@@ -105,7 +107,12 @@ def brings_sampler(task: Any) -> bool:
     return hasattr(task, "sampler")
 
 
-def stack(tasks: Sequence[Task]) -> Any:
+def brings_examples(task: Any) -> bool:
+    """Whether an agent has labelled examples to learn from (a `DataTask`), and no episodes."""
+    return hasattr(task, "examples")
+
+
+def stack(tasks: Sequence[Task | DataTask]) -> Any:
     """Stack single tasks along a new leading axis, agent by agent."""
     mdps = [task for task in tasks if isinstance(task, TabularMDP)]
     if len(mdps) == len(tasks):
@@ -115,7 +122,7 @@ def stack(tasks: Sequence[Task]) -> Any:
     return jax.tree.map(lambda *xs: np.stack(xs), *tasks)
 
 
-def _check_alike(tasks: Sequence[Task]) -> None:
+def _check_alike(tasks: Sequence[Task | DataTask]) -> None:
     first = _signature(tasks[0])
     for i, task in enumerate(tasks):
         if type(task) is not type(tasks[0]):
@@ -127,7 +134,7 @@ def _check_alike(tasks: Sequence[Task]) -> None:
                 )
 
 
-def _signature(task: Task) -> dict[str, Any]:
+def _signature(task: Task | DataTask) -> dict[str, Any]:
     leaves = jax.tree_util.tree_leaves_with_path(task)
     shapes = {f"{jax.tree_util.keystr(path, simple=True)} of shape": np.shape(leaf) for path, leaf in leaves}
     return {"horizon": task.horizon, "discount": task.discount, **dict(reversed(shapes.items()))}

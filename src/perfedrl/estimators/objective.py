@@ -10,11 +10,13 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.compilation import jit
+from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import BASELINES, Baseline
 from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.gradient import policy_gradient, regularizer
 from perfedrl.estimators.returns import Credit, reward_to_go
+from perfedrl.estimators.supervised import DataObjective
 from perfedrl.rollout import Sampler, outline, sampler
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
@@ -118,11 +120,16 @@ class Sampled(eqx.Module):
     ):
         self.policy, self.forms = policy, forms(curvature, baseline, entropy)
 
-    def __call__(self, task: Any) -> PolicyObjective:
+    def __call__(self, task: Any) -> Any:
+        """A `PolicyObjective`; a `DataObjective` where the agent has examples and no episodes."""
+        if brings_examples(task):
+            return DataObjective(task.examples, self.policy, self.forms)
         return PolicyObjective(sampler(task, self.policy), self.policy, task.discount, self.forms)
 
-    def outline(self, task: Any) -> PolicyObjective:
+    def outline(self, task: Any) -> Any:
         """The objective as far as shapes go: JAX can trace it whatever the agent is."""
+        if brings_examples(task):
+            return self(task)
         return PolicyObjective(outline(task, self.policy), self.policy, task.discount, self.forms)
 
 

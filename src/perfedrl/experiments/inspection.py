@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from perfedrl.envs import Fleet
-from perfedrl.envs.fleet import brings_sampler
+from perfedrl.envs.fleet import brings_examples, brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.lanes import START
@@ -85,8 +85,8 @@ def plain(value: Any) -> str:
     return text if array.ndim else f"{array:.4g}"
 
 
-def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory]:
-    """An agent's task, the parameters that training starts from, and an episode of the agent under them."""
+def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory | None]:
+    """An agent's task, the parameters that training starts from, and an episode of the agent under them, if any."""
     fleet, policy = config.parts.fleet, config.parts.policy
     count = fleet.agents + fleet.held_out_agents
     if not 0 <= agent < count:
@@ -95,6 +95,8 @@ def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory]:
     task = fleet.task(agent - fleet.agents if held_out else agent, held_out=held_out)
     key = jax.random.key(0 if config.start == "per-seed" else config.start)
     params = policy.init(jax.random.fold_in(key, START))
+    if brings_examples(task):
+        return task, params, None
     play = partial(sampler(task, policy).sample, m=1)
     batch = (play if brings_sampler(task) else jax.jit(play))(params, jax.random.key(agent))
     return task, params, jax.tree.map(lambda x: np.asarray(x)[0], batch)

@@ -12,10 +12,11 @@ from jaxtyping import PRNGKeyArray, Shaped
 from safetensors.numpy import save
 
 from perfedrl.compilation import jit
-from perfedrl.envs.fleet import brings_sampler
+from perfedrl.envs.fleet import brings_examples, brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
+from perfedrl.estimators.supervised import example_outcomes
 from perfedrl.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step
@@ -127,7 +128,7 @@ def measure(
     intervals = {}
     for name, values in outcomes.items():
         values = np.asarray(values, float)
-        yes_or_no = name == "success"
+        yes_or_no = name in ("success", "accuracy")
         intervals[name] = share_interval(int(values.sum()), len(values)) if yes_or_no else mean_interval(values)
     return intervals, np.asarray(obs[:SHOWN])
 
@@ -172,6 +173,8 @@ def _steps(agent, task, theta, alpha, key, trajectories, steps):
 
 
 def _play(policy, task, params, key, episodes):
+    if brings_examples(task):  # all that it is tested on; there is nothing to look at
+        return example_outcomes(policy, params, task.test), task.test.inputs[:0]
     batch = sampler(task, policy).sample(params, key, episodes)
     return episode_outcomes(task, batch), batch.obs
 

@@ -19,6 +19,7 @@ from perfedrl.experiments.config import Config, whole
 from perfedrl.experiments.estimators.candidates import CURVATURE, Estimator, candidates
 from perfedrl.experiments.estimators.moments import Error, Measured, Moments, error, moments, ratio
 from perfedrl.experiments.estimators.points import CHUNK, REFERENCE, STAGES, Point, Where, flat, visit
+from perfedrl.rollout import check_episodes
 from perfedrl.theory.setting import is_tabular
 from perfedrl.types import Array, Params, Progress, Trajectory, Whole
 
@@ -134,6 +135,7 @@ def check(
     """Refuse what cannot be measured, before anything compiles."""
     if not getattr(config.parts.algorithm, "federated", True):
         raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
+    check_episodes(config.parts.fleet.train)
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}{nearest(stage, STAGES)}")

@@ -1,0 +1,91 @@
+"""A data set and a loss as an objective: the supervised origin of Per-FedAvg, by the same algorithms."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.compilation import jit
+from perfedrl.envs.classification import Examples
+from perfedrl.errors import UserError
+from perfedrl.estimators.curvature import FromBatch
+from perfedrl.types import Array, Params
+
+
+class DataObjective(eqx.Module):
+    """The mean log-likelihood of an agent's labels, minus the loss, from m examples drawn with replacement.
+
+    What is counted in trajectories elsewhere are examples here. Curvature is the Hessian of the batch's likelihood
+    itself: the forms that trajectories need, as their law moves with the parameters, have nothing to add. Any other
+    form, such as central differences (Per-FedAvg's Hessian-free variant), is used as it is. With `whole`, every batch
+    is all examples and nothing is random.
+    """
+
+    examples: Examples
+    policy: Any
+    forms: Any = eqx.field(static=True)
+    whole: bool = eqx.field(static=True, default=False)
+
+    traceable = True
+
+    def __check_init__(self) -> None:
+        if self.forms.entropy:
+            raise UserError("agents with examples need not explore: set entropy = 0")
+        if hasattr(self.policy, "value_fit") or hasattr(self.policy, "moment_fit"):
+            raise UserError(
+                "agents with examples have no returns or episodes to fit a critic or a normalization to: choose a "
+                "policy without, such as 'mlp'"
+            )
+
+    def batch(self, key: PRNGKeyArray, m: int) -> Examples:
+        """Draw m examples, each equally likely; drawing with replacement keeps m free and estimates unbiased."""
+        if self.whole:
+            return self.examples
+        drawn = jax.random.randint(key, (m,), 0, len(self.examples.labels))
+        return jax.tree.map(lambda x: jnp.asarray(x)[drawn], self.examples)
+
+    def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
+        return _gradient(self.policy, params, self.batch(key, m))
+
+    def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
+        if isinstance(self.forms.curvature, FromBatch):
+            return _product(self.policy, params, self.batch(key, m), v)
+        return self.forms.curvature(self, params, v, key, m)
+
+    def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
+        return _value(self.policy, params, self.batch(key, m))
+
+
+def log_likelihoods(policy: Any, params: Params, batch: Examples) -> Float[Array, " m"]:
+    """Log p(label | input; theta) of every example."""
+    return jax.vmap(lambda x, y: policy.log_prob(params, x, y))(*batch)
+
+
+def mean_log_likelihood(policy: Any, params: Params, batch: Examples) -> Float[Array, ""]:
+    """What is maximized."""
+    return jnp.mean(log_likelihoods(policy, params, batch))
+
+
+def example_outcomes(policy: Any, params: Params, batch: Examples) -> dict[str, Float[Array, " m"]]:
+    """Of every example the log-likelihood, as "return", and whether the likeliest class is the right one."""
+    outcomes = {"return": log_likelihoods(policy, params, batch)}
+    if isinstance(getattr(policy, "actions", None), int):
+        classes = jnp.arange(policy.actions)
+        every = lambda x: jax.vmap(lambda y: policy.log_prob(params, x, y))(classes)  # noqa: E731
+        right = jnp.argmax(jax.vmap(every)(batch.inputs), axis=-1) == batch.labels
+        outcomes["accuracy"] = right.astype(outcomes["return"].dtype)
+    return outcomes
+
+
+def _grad(policy: Any, params: Params, batch: Examples) -> Params:
+    return jax.grad(lambda theta: mean_log_likelihood(policy, theta, batch))(params)
+
+
+def _hvp(policy: Any, params: Params, batch: Examples, v: Params) -> Params:
+    """Forward over reverse."""
+    return jax.jvp(lambda theta: _grad(policy, theta, batch), (params,), (v,))[1]
+
+
+_value, _gradient, _product = jit(mean_log_likelihood), jit(_grad), jit(_hvp)
