@@ -1,12 +1,10 @@
 """Methods that learn one shared policy in other ways than FedAvg-PG does: Fast-FedPG, and where local steps rest."""
 
-from typing import Any
-
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from untraced import Untraced
 
 import perfedrl as pf
 from perfedrl.algorithms import FastFedPG
@@ -17,23 +15,6 @@ from perfedrl.theory.rest import rest
 from perfedrl.theory.witness import attracting_witness
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
-
-
-class Played(eqx.Module):
-    """An agent that JAX cannot trace, as far as an algorithm can tell."""
-
-    inner: Any
-
-    traceable = False
-
-    def gradient(self, params, key, m):
-        return self.inner.gradient(params, key, m)
-
-    def curvature(self, params, v, key, m):
-        return self.inner.curvature(params, v, key, m)
-
-    def value(self, params, key, m):
-        return self.inner.value(params, key, m)
 
 
 def final(algorithm, rounds, fleet=FLEET, policy=POLICY, agent=None):
@@ -118,7 +99,7 @@ def test_agents_that_jax_cannot_trace_compute_the_same(sampled):
     message = server.message
     for _ in range(2):
         expected, after = compiled(message, state)
-        came, state = fast.client(message, state, Played(sampled), jax.random.key(0))
+        came, state = fast.client(message, state, Untraced(sampled), jax.random.key(0))
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), (came, state), (expected, after))
         message = fast.server(server._replace(message=message), came[None], jnp.ones(1)).message
     np.testing.assert_allclose(message.theta, came, rtol=0, atol=1e-7)

@@ -4,6 +4,7 @@ Around them: `aggregation.py` (what the server makes of uploads), `private.py`, 
 `attacks.py`; `wrapping.py` is what these share.
 """
 
+from perfedrl.algorithms.afedpg import AFedPG
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
@@ -29,6 +30,7 @@ from perfedrl.registry import registry
 
 ALGORITHMS = registry(
     "algorithm",
+    afedpg=AFedPG,
     fedavg_pg=FedAvgPG,
     fednpg=FedNPG,
     fast_fedpg=FastFedPG,
@@ -51,6 +53,7 @@ __all__ = [
     "ALGORITHMS",
     "ATTACKS",
     "SGMRL",
+    "AFedPG",
     "Aggregation",
     "Algorithm",
     "Attack",

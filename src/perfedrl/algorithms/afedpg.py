@@ -1,0 +1,152 @@
+"""AFedPG: asynchronous federated policy gradient; agents work at their own pace on parameters that have grown old."""
+
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Bool, Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import LARGEST_STEP, ServerState, average, check_counts, check_step_sizes, repeated
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.types import Array, Params
+
+DELAYS = ("none", "uniform", "geometric")
+
+
+class Broadcast(NamedTuple):
+    """The parameters, those that agents are to compute at, and the tick of the server's clock."""
+
+    theta: Params
+    ahead: Params
+    tick: Float[Array, ""]
+
+
+class Work(NamedTuple):
+    """What an agent computes at, the tick it downloaded that in, and how many ticks it still takes; -1 when idle."""
+
+    params: Params
+    since: Float[Array, ""]
+    left: Float[Array, ""]
+
+
+class Arrival(NamedTuple):
+    """A gradient and the tick of its parameters, with `arrived` = 1; all zeros where an agent has not finished."""
+
+    gradient: Params
+    since: Float[Array, ""]
+    arrived: Float[Array, ""]
+
+
+class AFedPG(eqx.Module):
+    """Normalized momentum with a look-ahead that makes up for old gradients (Lan et al., 2024), delays simulated.
+
+    A round is one tick. An idle agent downloads the look-ahead parameters and computes a gradient there from m
+    trajectories, which takes it a number of ticks drawn from `delays`: none; uniform from 0 to twice `mean_delay`;
+    geometric from 0 on. A new gradient has weight a = `momentum` / (1 + t)^`decay`, t the tick of its parameters:
+
+        d <- (1 - a) d + a g,  theta' = theta + beta d / |d|,  look-ahead theta' + (1 - a) / a (theta' - theta).
+
+    Gradients of one tick count as their mean. With `normalize = false` the step is beta d.
+    """
+
+    alpha: Any
+    beta: Any
+    momentum: Any
+    decay: Any
+    m: int = eqx.field(static=True)
+    delays: str = eqx.field(static=True)
+    mean_delay: float = eqx.field(static=True)
+    normalize: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        m: int = 30,
+        delays: Literal["none", "uniform", "geometric"] = "uniform",
+        mean_delay: float = 2.0,
+        momentum: float = 1.0,
+        decay: float = 0.8,
+        normalize: bool = True,
+    ):
+        check_step_sizes(alpha, beta)
+        check_counts(m=m)
+        check_delays(delays, mean_delay)
+        if isinstance(momentum, int | float) and not 0 < momentum <= 1:
+            raise UserError(f"momentum is the weight of a new gradient, above 0 and at most 1; it is {momentum}")
+        if isinstance(decay, int | float) and not 0 <= decay <= 1:
+            raise UserError(f"decay must be from 0 to 1; it is {decay}")
+        self.alpha, self.beta, self.momentum, self.decay = alpha, beta, momentum, decay
+        self.m, self.delays, self.normalize = m, delays, normalize
+        self.mean_delay = 0.0 if delays == "none" else float(mean_delay)
+
+    @property
+    def trajectories_per_round(self) -> int:
+        """The most that a tick costs; most agents are still at work in most ticks."""
+        return self.m
+
+    def trajectories_after(self, rounds: int) -> int:
+        """What an agent spends on average in the long run: m each time it finishes, every 1 + `mean_delay` ticks."""
+        return round(rounds * self.m / (1 + self.mean_delay))
+
+    def init(self, params: Params) -> tuple[ServerState, Work]:
+        nothing, zero = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        return ServerState(Broadcast(params, params, zero), nothing), Work(params, zero, -jnp.ones(()))
+
+    def client(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray) -> tuple[Arrival, Work]:
+        """One tick: begin where nothing is under way, and deliver where it is finished."""
+        keys = StepKeys(*jax.random.split(key, (1, len(StepKeys._fields)))[0])
+        work = chosen(state.left < 0, Work(message.ahead, message.tick, self.delay(keys.inner)), state)
+        done = work.left == 0
+        estimate = lambda _, __: agent.gradient(work.params, keys.outer, self.m)  # noqa: E731
+        nothing = jax.tree.map(jnp.zeros_like, work.params)
+        g = repeated(estimate, nothing, agent, jnp.where(done, 1, 0))
+        arrived = done.astype(work.left.dtype)
+        return Arrival(g, arrived * work.since, arrived), work._replace(left=work.left - 1)
+
+    def delay(self, key: PRNGKeyArray) -> Float[Array, ""]:
+        """How many ticks a computation takes beyond the one it begins in."""
+        u = jax.random.uniform(key)
+        if self.delays == "uniform":
+            return jnp.floor(u * (2 * self.mean_delay + 1))
+        if self.delays == "geometric" and self.mean_delay > 0:
+            return jnp.floor(jnp.log1p(-u) / np.log(self.mean_delay / (1 + self.mean_delay)))
+        return jnp.zeros_like(u)
+
+    def server(self, state: ServerState, uploads: Arrival, weights: Float[Array, " n"]) -> ServerState:
+        """Move along what arrived; where nothing did, only the clock moves."""
+        theta, ahead, tick = state.message
+        mean = average(uploads, weights)
+        some = mean.arrived > 0
+        g, since, _ = jax.tree.map(lambda x: x / jnp.where(some, mean.arrived, 1), mean)
+        a = self.momentum * (1 + since) ** -self.decay
+        d = jax.tree.map(lambda old, new: (1 - a) * old + a * new, state.private, g)
+        length = optax.tree.norm(d) if self.normalize else jnp.ones(())
+        moved = optax.tree.add_scale(theta, self.beta / jnp.where(length > 0, length, 1), d)
+        further = jax.tree.map(lambda x, y: y + (1 - a) / a * (y - x), theta, moved)
+        theta, ahead, d = chosen(some, (moved, further, d), (theta, ahead, state.private))
+        return ServerState(Broadcast(theta, ahead, tick + 1), d)
+
+    def shared(self, message: Broadcast) -> Params:
+        return message.theta
+
+    def personalize(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message.theta, self.alpha, key, m)
+
+
+def chosen(first: Bool[Array, ""], one: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)
+
+
+def check_delays(delays: str, mean: float) -> None:
+    """Refuse kinds of delays that there are not, and means that they cannot have."""
+    if delays not in DELAYS:
+        raise UserError(f"the delays must be {' or '.join(map(repr, DELAYS))}; they are {delays!r}")
+    if not 0 <= mean <= LARGEST_STEP:
+        raise UserError(f"mean_delay must be a finite number >= 0; it is {mean}")
+    if delays == "uniform" and 2 * mean != int(2 * mean):
+        raise UserError(f"uniform delays go from 0 to 2 mean_delay ticks, a whole number; mean_delay is {mean}")
