@@ -201,7 +201,7 @@ def test_agents_played_in_python_give_the_compiled_numbers():
     server, state = algorithm.init(policy.init())
     key = jax.random.key(3)
     agent = Sampled(policy)(fleet.task(1))
-    traced = algorithm.client(server.message, state, agent, key)
+    traced = jax.jit(algorithm.client)(server.message, state, agent, key)
     live = algorithm.client(
         server.message, state, eqx.tree_at(lambda a: a.sampler, agent, InPython(agent.sampler)), key
     )

@@ -11,6 +11,7 @@ from perfedrl.algorithms.base import Algorithm, ServerState, average, local_step
 from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fednpg import FedNPG
+from perfedrl.algorithms.fedsarsa import FedSARSA
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
 from perfedrl.algorithms.local_pg import LocalPG
@@ -33,6 +34,7 @@ ALGORITHMS = registry(
     afedpg=AFedPG,
     fedavg_pg=FedAvgPG,
     fednpg=FedNPG,
+    fedsarsa=FedSARSA,
     fast_fedpg=FastFedPG,
     fine_tuned=FineTuned,
     from_scratch=FromScratch,
@@ -61,6 +63,7 @@ __all__ = [
     "FastFedPG",
     "FedAvgPG",
     "FedNPG",
+    "FedSARSA",
     "FineTuned",
     "FromScratch",
     "LocalPG",

@@ -1,0 +1,136 @@
+"""FedSARSA: federated on-policy temporal-difference control with linear action values, for one shared policy."""
+
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray
+
+from perfedrl.algorithms.base import (
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+    with_trajectories,
+)
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet, TabularMDP
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, StepKeys, adapt
+from perfedrl.exact import ExactObjective
+from perfedrl.policies import LogLinearSoftmax, TableSoftmax
+from perfedrl.types import Array, Params, Scalar, Trajectory
+
+
+class FedSARSA(eqx.Module):
+    """Local SARSA steps on each agent's own transitions, then averaging (Zhang et al., 2024).
+
+    Action values are Q(s, a) = temperature * theta . phi(s, a), the policy's logits in the unit of rewards, and the
+    policy softmax(Q / temperature) is the policy itself: what is sent is its parameters, and every local step both
+    evaluates and improves. A step from m trajectories moves the weights of Q by beta times the mean over transitions of
+    the temporal difference times phi, and so theta by beta / temperature times that. Exact agents take its expectation.
+    """
+
+    alpha: Any
+    beta: Any
+    temperature: Any
+    local_steps: int = eqx.field(static=True)
+    m: int = eqx.field(static=True)
+
+    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, temperature: float = 1.0):
+        check_step_sizes(alpha, beta)
+        check_positive(temperature=temperature)
+        check_counts(local_steps=local_steps, m=m)
+        self.alpha, self.beta, self.temperature = alpha, beta, temperature
+        self.local_steps, self.m = local_steps, m
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.m
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse policies whose logits are no linear action values, and episodes without a transition."""
+        finite = isinstance(fleet.train, TabularMDP) or not fleet.traceable
+        if not finite or not isinstance(policy, TableSoftmax | LogLinearSoftmax):
+            raise UserError(
+                "fedsarsa needs the policy 'table' or 'log-linear' on agents with finitely many states (a fleet of "
+                "TabularMDP): the policy's logits are its action values; fedavg-pg learns any policy"
+            )
+        if fleet.train.horizon < 1:
+            raise UserError("fedsarsa needs episodes of two decisions or more (horizon >= 1); fedavg-pg needs but one")
+
+    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
+        return ServerState(params), ()
+
+    def client(
+        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, tuple[()]]:
+        """Tau local steps of SARSA."""
+        return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
+
+    def step(self, agent: Objective, carry: tuple[Params, tuple[()]], keys: StepKeys) -> tuple[Params, tuple[()]]:
+        """One local step."""
+        theta, state = carry
+        if isinstance(agent, ExactObjective):
+            direction = expected_semi_gradient(agent.policy, agent.task, theta, self.temperature)
+        else:
+            agent = with_trajectories(agent, "fedsarsa")
+            batch = agent.sampler.sample(theta, keys.outer, self.m)
+            direction = _semi_gradient(agent.policy, agent.discount, theta, batch, self.temperature)
+        return optax.tree.add_scale(theta, self.beta / self.temperature, direction), state
+
+    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: Params) -> Params:
+        return message
+
+    def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return adapt(agent, message, self.alpha, key, m)
+
+
+def logits(policy: Any, theta: Params) -> Float[Array, "S A"]:
+    """Theta . phi(s, a); the action values in units of the temperature."""
+    if isinstance(policy, TableSoftmax):
+        return theta
+    return jnp.sum(jnp.asarray(policy.features, theta.dtype) * theta, axis=-1)
+
+
+def semi_gradient(policy: Any, discount: float, theta: Params, batch: Trajectory, temperature: Scalar) -> Params:
+    """The mean over a batch's transitions of (r + gamma Q(s', a') - Q(s, a)) phi(s, a).
+
+    Transitions are those between two decisions, t = 0 .. H - 1: the horizon cuts an episode, it does not end it. An
+    episode that does end early is worth 0 from there on.
+    """
+    table = temperature * logits(policy, theta)
+    q = table[batch.obs, batch.action]
+    alive = batch.mask
+    error = batch.reward[:, :-1] + discount * alive[:, 1:] * q[:, 1:] - q[:, :-1]
+    weight = alive[:, :-1] * error / jnp.maximum(jnp.sum(alive[:, :-1]), 1)
+    onto = lambda theta: jnp.sum(weight * logits(policy, theta)[batch.obs[:, :-1], batch.action[:, :-1]])  # noqa: E731
+    return jax.grad(onto)(theta)
+
+
+def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperature: Scalar) -> Params:
+    """The expectation of the above: under the law of the states at t = 0 .. H - 1, averaged over t."""
+    pi, q = policy.probabilities(theta), temperature * logits(policy, theta)
+    law = occupancy(mdp, pi)[:, None] * pi
+    error = mdp.r + mdp.discount * mdp.backup(jnp.sum(pi * q, axis=-1)) - q
+    return jax.grad(lambda theta: jnp.sum(law * error * logits(policy, theta)))(theta)
+
+
+def occupancy(mdp: TabularMDP, pi: Float[Array, "S A"]) -> Float[Array, " S"]:
+    """The mean law of the states at which an episode's transitions start, t = 0 .. H - 1."""
+    moved = lambda d: jax.linear_transpose(lambda v: jnp.sum(pi * mdp.backup(v), axis=-1), d)(d)[0]  # noqa: E731
+    start = jnp.asarray(mdp.mu, pi.dtype)
+    _, laws = jax.lax.scan(lambda d, _: (moved(d), d), start, length=mdp.horizon)
+    return jnp.mean(laws, axis=0)
+
+
+# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit it dissolves.
+_semi_gradient = jit(semi_gradient, static_argnums=1)
