@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
-from jaxtyping import Float, Key, PRNGKeyArray, PyTree
+from jaxtyping import Float, Integer, Key, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.compilation import jit
@@ -20,7 +20,7 @@ from perfedrl.types import Array, Whole
 EVALUATION, DEPLOYMENT = 2**31, 2**31 + 2**30
 """Folded, with the round, into an agent's key: training's rounds stay below them, and below 2**30."""
 
-START, PERSONALIZATION = 2**32 - 1, 2**32 - 2
+START, PERSONALIZATION, PARTICIPATION = 2**32 - 1, 2**32 - 2, 2**32 - 3
 """Folded into a seed's key, where training and evaluation fold an agent's number, which stays below them."""
 
 
@@ -44,6 +44,15 @@ def agent_keys(seed: Whole, tasks: Any, first: Whole = 0) -> Key[Array, " n"]:
     return jax.vmap(lambda i: agent_key(seed, i))(first + jnp.arange(len(jax.tree.leaves(tasks)[0])))
 
 
+def taking_part(seed: Whole, round_: Whole, agents: int, present: int) -> Integer[Array, " k"]:
+    """Who takes part in a round, in the fleet's order: `present` of the agents, each set of so many alike likely.
+
+    A function of seed and round alone, so every engine draws the same.
+    """
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), PARTICIPATION), round_)
+    return jnp.sort(jax.random.permutation(key, agents)[:present])
+
+
 def fleet_round(
     algorithm: Algorithm,
     agent: Callable[[Any], Objective],
@@ -53,11 +62,20 @@ def fleet_round(
     round_: Whole,
     chunk: int | None = None,
     weights: Float[Array, " n"] | None = None,
+    who: Integer[Array, " k"] | None = None,
 ) -> FleetState:
     """One communication round of one lane: every client, at most `chunk` at a time, then the server.
 
-    Agents count alike in the server's mean, unless they have weights.
+    Agents count alike in the server's mean, unless they have weights. Where `who` says which agents take part, the
+    others neither work nor change.
     """
+    if who is not None:
+        own = (tasks, state.clients, keys, weights)
+        tasks, clients, keys, weights = jax.tree.map(lambda x: jnp.asarray(x)[who], own)
+        here = FleetState(state.server, clients)
+        after = fleet_round(algorithm, agent, tasks, here, keys, round_, chunk, weights)
+        clients = jax.tree.map(lambda x, new: x.at[who].set(new), state.clients, after.clients)
+        return FleetState(after.server, clients)
 
     def client(task, client_state, key):
         return algorithm.client(state.server.message, client_state, agent(task), jax.random.fold_in(key, round_))
@@ -69,12 +87,16 @@ def fleet_round(
     return FleetState(algorithm.server(state.server, uploads, weights), clients)
 
 
-def _advance(algorithms, states, seeds, agent, tasks, first, rounds, weights, chunk, devices):
-    """Advance all lanes by `rounds` rounds from round `first`."""
+def _advance(algorithms, states, seeds, agent, tasks, first, rounds, weights, chunk, devices, present=None):
+    """Advance all lanes by `rounds` rounds from round `first`, with `present` agents in each or with all."""
 
     def lane(algorithm, state, seed, agent, tasks, first, rounds, weights):
         keys = agent_keys(seed, tasks)
-        body = lambda k, state: fleet_round(algorithm, agent, tasks, state, keys, k, chunk, weights)  # noqa: E731
+
+        def body(k, state):
+            who = None if present is None else taking_part(seed, k, len(keys), present)
+            return fleet_round(algorithm, agent, tasks, state, keys, k, chunk, weights, who)
+
         return jax.lax.fori_loop(first, first + rounds, body, state)
 
     return over_lanes(lane, (algorithms, states, seeds), (agent, tasks, first, rounds, weights), devices)
@@ -113,5 +135,5 @@ def over_lanes(f: Callable[..., Any], lanes: tuple, common: tuple, devices: int)
     return mapped(*lanes, *common)
 
 
-advance_lanes = jit(_advance, static_argnames=("chunk", "devices"))
+advance_lanes = jit(_advance, static_argnames=("chunk", "devices", "present"))
 measure_lanes = jit(_measure, static_argnames=("how", "chunk", "devices"))

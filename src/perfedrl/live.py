@@ -17,7 +17,7 @@ from perfedrl.algorithms import Algorithm
 from perfedrl.algorithms.wrapping import least_agents
 from perfedrl.errors import AgentError, UserError
 from perfedrl.estimators import Objective
-from perfedrl.lanes import FleetState, agent_key
+from perfedrl.lanes import FleetState, agent_key, taking_part
 
 log = logging.getLogger("perfedrl")
 
@@ -31,14 +31,17 @@ def advance(
     first: int,
     rounds: int,
     weights: Float[np.ndarray, " n"] | None,
+    present: int | None = None,
 ) -> FleetState:
     """Advance all lanes by `rounds` rounds from round `first`, one lane and one agent after the other."""
+    everybody = range(len(tasks))
     agents, weights = [agent(task) for task in tasks], np.ones(len(tasks)) if weights is None else weights
     done = []
     for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
         lane = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
         for k in range(first, first + rounds):
-            lane = play_round(algorithm, lane, agents, seed, k, weights)
+            who = everybody if present is None else taking_part(seed, k, len(tasks), present).tolist()
+            lane = play_round(algorithm, lane, agents, seed, k, weights, who)
         done.append(lane)
     return jax.tree.map(lambda *xs: np.stack(xs), *done)
 
@@ -50,11 +53,15 @@ def play_round(
     seed: int,
     round_: int,
     weights: Float[np.ndarray, " n"],
+    who: Sequence[int],
 ) -> FleetState:
-    """One communication round of one lane."""
+    """One communication round of one lane, in which some agents take part."""
     uploads, took_part, clients = [], [], []
     for i, agent in enumerate(agents):
         client = jax.tree.map(lambda x, i=i: x[i], state.clients)
+        if i not in who:
+            clients.append(client)
+            continue
         key = jax.random.fold_in(agent_key(seed, i), round_)
         try:
             upload, client = algorithm.client(state.server.message, client, agent, key)

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from perfedrl import live
 from perfedrl.algorithms import Algorithm, ServerState
-from perfedrl.algorithms.wrapping import check_agents, check_serves, trajectories_after
+from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves, trajectories_after
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
@@ -38,7 +38,7 @@ class Simulation:
     a time, for fleets that exceed memory; results do not depend on it, and left out it is chosen for speed.
     `evaluation` is exact where that is possible when left out. `start_key` draws the start parameters that all seeds
     share; "per-seed" gives each its own draw. `weights` are the training agents' in the server's mean, all alike when
-    left out.
+    left out. `participation` is the share of the agents that take part in a round, drawn anew for each.
     """
 
     fleet: Fleet
@@ -50,6 +50,7 @@ class Simulation:
     evaluation: Evaluation | None = None
     start_key: int | str = 0
     weights: Sequence[float] | None = None
+    participation: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.algorithms) != len(self.seeds) or not self.seeds:
@@ -63,6 +64,7 @@ class Simulation:
         if self.start_key != "per-seed" and not isinstance(self.start_key, int):
             raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
         check_agents(self.algorithms[0], self.fleet.agents, self.weights)
+        check_participation(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
         check_serves(self.algorithms[0], self.fleet, self.policy)
         if isinstance(self.agent, Exact):
             exact(self.fleet, Sampled(self.policy))
@@ -77,6 +79,17 @@ class Simulation:
         if self.evaluation is not None:
             return self.evaluation
         return auto(self.fleet, self._agent if isinstance(self._agent, Sampled) else Sampled(self.policy))
+
+    @cached_property
+    def present(self) -> int:
+        """How many agents take part in a round."""
+        return check_participation(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
+
+    def cost_after(self, rounds: int) -> dict[str, np.ndarray]:
+        """What so many rounds cost the mean agent, in whole trajectories and bytes; who sits out pays nothing."""
+        mean = lambda cost: np.asarray([round(cost * self.present / self.fleet.agents)])  # noqa: E731
+        cost = trajectories_after(self.algorithms[0], rounds), rounds * self.bytes_per_round
+        return {"trajectories": mean(cost[0]), "bytes": mean(cost[1])}
 
     def _chunk(self, decisions: int) -> int | None:
         """How many agents run at a time, each of so many decisions: on a CPU one, where its batches fill the cache."""
@@ -112,12 +125,15 @@ class Simulation:
         """Train every lane for some rounds, counted from `first`."""
         chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
         weights = None if self.weights is None else np.asarray(self.weights, float)
+        # Where all take part, it is the program without the draw.
+        present = self.present if self.present < self.fleet.agents else None
         if not self.fleet.traceable:
             there = self.algorithms, state, self.seeds, self._agent, self.fleet.train
-            return live.advance(*there, first, rounds, weights)
+            return live.advance(*there, first, rounds, weights, present)
         with self._precision:
+            common = self._agent, self.fleet.train, first, rounds, weights
             call = lambda lanes, devices: advance_lanes(  # noqa: E731
-                *lanes, self._agent, self.fleet.train, first, rounds, weights, chunk=chunk, devices=devices
+                *lanes, *common, chunk=chunk, devices=devices, present=present
             )
             return self._by_lane(call, (self._algorithms, state, self._seeds))
 
@@ -142,8 +158,7 @@ class Simulation:
         return History(
             seeds=np.asarray(self.seeds),
             rounds=np.asarray([round_]),
-            trajectories=np.asarray([trajectories_after(self.algorithms[0], round_)]),
-            bytes=np.asarray([round_ * self.bytes_per_round]),
+            **self.cost_after(round_),
             **returns,
             outcomes=outcomes,
         )
@@ -258,18 +273,19 @@ def simulate(
     curvature: str | Curvature = CURVATURE,
     baseline: str | Baseline = BASELINE,
     entropy: float = 0.0,
+    participation: float = 1.0,
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
     `noiseless` replaces sampling by exact gradients and curvature; else `curvature`, `baseline` and `entropy` say how
-    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). For another evaluation or an objective of
-    one's own, make a `Simulation`.
+    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share
+    of the agents that take part in a round. For another evaluation or an objective of one's own, make a `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1; they are {rounds} and {every}")
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
     agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
-    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), seeds, agent, chunk)
+    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), seeds, agent, chunk, participation=participation)
     try:
         last = deque(simulation.run(simulation.begin(), every_few(rounds, every)), maxlen=1).pop()
     finally:

@@ -1,16 +1,19 @@
 """Algorithms: one file each, one registry line each; the line enrols it in every contract test.
 
 Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `personal.py` (what agents keep),
-`attacks.py`; `wrapping.py` is what these share.
+`control_variate.py` (for some agents per round), `fedopt.py` (how the server steps), `attacks.py`;
+`wrapping.py` is what these share.
 """
 
 from perfedrl.algorithms.afedpg import AFedPG
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.control_variate import ControlVariate
 from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fednpg import FedNPG
+from perfedrl.algorithms.fedopt import FedOpt
 from perfedrl.algorithms.fedsarsa import FedSARSA
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
@@ -60,9 +63,11 @@ __all__ = [
     "Algorithm",
     "Attack",
     "Attacked",
+    "ControlVariate",
     "FastFedPG",
     "FedAvgPG",
     "FedNPG",
+    "FedOpt",
     "FedSARSA",
     "FineTuned",
     "FromScratch",

@@ -107,6 +107,13 @@ class Attacked(Wrapping):
         """One of them is honest."""
         return max(self.agents + 1, least_agents(self.inner))
 
+    def check_participation(self, agents: int, present: int, weights: Any) -> None:
+        """Attackers go by their place in the fleet, which uploads of some of it do not show."""
+        if present < agents:
+            raise UserError(
+                "attacks are simulated with all agents in every round: leave out participation, or the attack"
+            )
+
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
         return ServerState(server.message, Counted(server.private, jnp.zeros((), jnp.int32))), client

@@ -4,6 +4,7 @@ import numbers
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
@@ -100,6 +101,20 @@ def check_serves(algorithm: Algorithm, fleet: Fleet, policy: Any) -> None:
         own(fleet, policy)
 
 
+def check_learned(algorithm: Algorithm, fleet: Fleet, policy: Any, what: str) -> None:
+    """Refuse messages that hold more than what is learned, beside what the algorithm refuses itself.
+
+    What is learned is the parameters, and a step size where that is: what has their structure below or beside it.
+    """
+    check_serves(algorithm, fleet, policy)
+    key = jax.random.key(0)
+    message, params = jax.eval_shape(lambda: (algorithm.init(start := policy.init(key))[0].message, start))
+    learned = getattr(unwrapped(algorithm), "learn_alpha", "no") != "no"
+    if not learned and jax.tree.structure(message) != jax.tree.structure(params):
+        name = type(unwrapped(algorithm)).__name__
+        raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")
+
+
 def check_federated(algorithm: Algorithm, what: str) -> None:
     """Refuse to wrap an algorithm that sends nothing."""
     if not getattr(algorithm, "federated", True):
@@ -120,6 +135,23 @@ def check_agents(algorithm: Algorithm, agents: int, weights: Any = None) -> None
     number = lambda w: isinstance(w, numbers.Real) and not isinstance(w, bool)  # noqa: E731
     if not all(number(w) and 0 < w <= LARGEST_WEIGHT for w in weights):
         raise UserError(f"weights must be positive numbers up to {LARGEST_WEIGHT:g}; they are {list(weights)}")
+
+
+def check_participation(algorithm: Algorithm, agents: int, participation: Any, weights: Any = None) -> int:
+    """How many agents a share of the fleet is, at least 1; refused where it is none, or too few for an algorithm."""
+    number = isinstance(participation, numbers.Real) and not isinstance(participation, bool)
+    if not number or not 0 < participation <= 1:
+        raise UserError(f"participation is a share of the agents, above 0 and at most 1; it is {participation!r}")
+    present, least = max(1, round(participation * agents)), least_agents(algorithm)
+    if present < least:
+        raise UserError(
+            f"a round needs at least {least} agents for its aggregation; participation = {participation:g} of {agents} "
+            f"lets {present} take part"
+        )
+    own = getattr(algorithm, "check_participation", None)
+    if own is not None:
+        own(agents, present, weights)
+    return present
 
 
 LARGEST_WEIGHT = float(np.float32(1e30))

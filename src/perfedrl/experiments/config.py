@@ -18,14 +18,15 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.evaluation import EVALUATIONS
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.parts import KINDS, Parts, Privacy, build, form, leaves, named, spoken
+from perfedrl.experiments.parts import KINDS, Control, Parts, Privacy, Server, build, form, leaves, named, spoken
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
 from perfedrl.registry import shortened
 from perfedrl.simulation import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
-TRACED_PRIVACY = {"clip", "noise", "delta"}
+TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}}
+"""Settings of tables that may differ within one compiled program, as an algorithm's step sizes may."""
 
 
 class Config(BaseModel):
@@ -49,8 +50,11 @@ class Config(BaseModel):
     curvature: dict[str, Any] = Field(default={"name": CURVATURE}, validate_default=True)
     baseline: dict[str, Any] = Field(default={"name": BASELINE}, validate_default=True)
     entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    participation: float = Field(default=1.0, gt=0, le=1)
     normalization: Normalization | None = None
     aggregation: dict[str, Any] | None = None
+    control_variate: Control | None = None
+    server: Server | None = None
     privacy: Privacy | None = None
     attack: dict[str, Any] | None = None
 
@@ -136,6 +140,12 @@ class Config(BaseModel):
         table = {"name": "mean"} if value is None else form(value, "aggregation", AGGREGATIONS, ("weights",))
         return None if table == {"name": "mean"} else table
 
+    @field_validator("control_variate", mode="before")
+    @classmethod
+    def _control_variate(cls, value: Any) -> Any:
+        """The mode alone stands for the table."""
+        return {"mode": value} if isinstance(value, str) else value
+
     @field_validator("attack", mode="before")
     @classmethod
     def _attack(cls, value: Any) -> dict[str, Any] | None:
@@ -177,7 +187,7 @@ class Config(BaseModel):
         """Configs that agree in this string train side by side: they differ in seeds and step sizes only."""
         content = self._content()
         del content["seeds"]
-        for part, traced in (("algorithm", leaves(unwrapped(self.parts.algorithm))), ("privacy", TRACED_PRIVACY)):
+        for part, traced in {"algorithm": leaves(unwrapped(self.parts.algorithm)), **TRACED}.items():
             if part in content:
                 content[part] = {k: v for k, v in content[part].items() if k not in traced}
         # Which of the optional step sizes are set is part of the program.

@@ -5,7 +5,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,10 +17,12 @@ from perfedrl.algorithms import (
     Algorithm,
     Attack,
     Attacked,
+    ControlVariate,
+    FedOpt,
     Private,
     Robust,
 )
-from perfedrl.algorithms.wrapping import check_agents, check_serves
+from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
@@ -66,6 +68,27 @@ class Privacy(BaseModel):
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
+class Control(BaseModel):
+    """The table [control_variate]: whether what is sent after a round is corrected, or every local step."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["round", "step"] = "round"
+
+
+class Server(BaseModel):
+    """The table [server]: the optimizer that steps along a round's mean displacement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
+    rate: float = Field(gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    b2: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+
+
 def build(config: Any) -> Parts:
     """The parts of a config; what is wrong with it is said here, before anything compiles."""
     if isinstance(config.evaluate_every, tuple) and config.evaluate_every[-1] != config.rounds:
@@ -87,18 +110,26 @@ def build(config: Any) -> Parts:
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
     if not getattr(algorithm, "serves_unseen", True) and fleet.held_out is not None:
         raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
-    wrapped, weights = wrap(config, algorithm), (config.aggregation or {}).get("weights")
+    weights = (config.aggregation or {}).get("weights")
+    check_agents(algorithm, fleet.agents, weights)
+    wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))
     check_agents(wrapped, fleet.agents, weights)
+    check_participation(wrapped, fleet.agents, config.participation, weights)
+    if wrapped is not algorithm:
+        check_serves(wrapped, fleet, policy)
     return Parts(fleet, policy, agent, wrapped, evaluation, weights)
 
 
-def wrap(config: Any, algorithm: Algorithm) -> Algorithm:
-    """The algorithm with the privacy, the aggregation and the attack that a config asks for around it.
+def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
+    """The algorithm with what else a config asks for around it; `total` is what the agents' weights add up to.
 
-    Agents keep what is their own and protect what they send, the server aggregates it, and attackers come between the
-    two.
+    Agents keep what is their own, correct and protect what they send, the server aggregates it and steps, and attackers
+    come between the two.
     """
+    check_together(config)
     algorithm = keep_local(config.normalization, algorithm)
+    if config.control_variate is not None:
+        algorithm = ControlVariate(algorithm, config.control_variate.mode, total)
     if config.privacy is not None:
         algorithm = Private(algorithm, config.privacy.clip, config.privacy.noise)
     if config.aggregation is not None:
@@ -107,11 +138,33 @@ def wrap(config: Any, algorithm: Algorithm) -> Algorithm:
         check_weighted(algorithm, config)
         if config.aggregation["name"] != "mean":
             algorithm = Robust(algorithm, aggregation)
+    if config.server is not None:
+        algorithm = FedOpt(algorithm, **config.server.model_dump())
     if config.attack is not None:
         attack = made(config.attack, ATTACKS, "agents")
         check_kind(attack, Attack, "attack", config.attack["name"])
         algorithm = Attacked(algorithm, attack, config.attack["agents"])
     return algorithm
+
+
+def check_together(config: Any) -> None:
+    """Refuse what would not do what it says in company."""
+    control, server, robust = config.control_variate, config.server, (config.aggregation or {"name": "mean"})["name"]
+    if control is not None and (config.privacy or config.attack or robust != "mean"):
+        raise UserError(
+            "a [control_variate] remembers displacements as they are: leave it out, or [privacy], [attack] and every "
+            "[aggregation] but the mean"
+        )
+    if control is not None and control.mode == "step" and server is not None:
+        raise UserError(
+            "[control_variate] with mode = 'step' steps by itself: leave out [server], or use mode = 'round'"
+        )
+    moments = config.normalization
+    if moments is not None and "federated" in (moments.observations, moments.rewards) and (control or server):
+        raise UserError(
+            '[normalization] with "federated" moments averages them round by round, which [control_variate] and '
+            '[server] would change: make them "local", or leave these out'
+        )
 
 
 def check_weighted(algorithm: Algorithm, config: Any) -> None:

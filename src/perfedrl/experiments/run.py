@@ -164,6 +164,7 @@ def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
         shared.evaluation,
         configs[0].start,
         shared.weights,
+        configs[0].participation,
     )
 
 

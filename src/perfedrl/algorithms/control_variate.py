@@ -1,0 +1,145 @@
+"""Control variates for client sampling and client drift: SCAFFOLD (Karimireddy et al., 2020) around an algorithm."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import ServerState, average, check_positive, local_steps
+from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG, check_choice
+from perfedrl.algorithms.personal import Personal
+from perfedrl.algorithms.private import check_like
+from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated, check_learned
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, StepKeys
+from perfedrl.types import Array, Params
+
+MODES = ("round", "step")
+STEPPED = (FedAvgPG, PerFedAvgPG)
+"""Whose local steps can be corrected one by one: what goes from step to step is the message and the state."""
+OF_A_MESSAGE = ("step_size", "deployed_step_size")
+
+
+class With(NamedTuple):
+    """The inner algorithm's part (a client's state, the server's private part, a message), and a control variate."""
+
+    inner: PyTree
+    control: PyTree
+
+
+class ControlVariate(Wrapping):
+    """An algorithm whose server corrects what the sampled agents say by what all of them said last.
+
+    `mode = "round"` corrects the sampling of agents. Agent i remembers its last displacement c_i and uploads how its
+    new one differs; the server, which holds c = mean of all c_i, adds c. Nothing more is sent in either direction, and
+    with everybody there it is the inner algorithm at any number of local steps.
+
+    `mode = "step"` is SCAFFOLD as published, which corrects drift too: c is broadcast, and c - c_i is added to every
+    local step. Here c_i is the mean step of agent i's last round, beta times the paper's: so no beta is needed, and
+    what is learned at another rate is corrected at that rate. The server forms the mean change of c_i from the uploads.
+
+    `total` is the sum of all training agents' weights: their number, where they count alike.
+    """
+
+    mode: str = eqx.field(static=True)
+    total: float = eqx.field(static=True)
+
+    agents_work = True
+
+    def __init__(self, inner: Any, mode: Literal["round", "step"], total: float):
+        check_federated(inner, "upload to correct")
+        check_choice("mode of a control variate", mode, MODES)
+        check_positive(total=total)
+        if isinstance(inner, Wrapping) and not isinstance(inner, Personal):
+            raise UserError(f"a control variate goes inside {type(inner).__name__}, not around it")
+        if mode == "step" and not stepped(inner):
+            raise UserError(
+                f"{type(inner).__name__} has no local steps that could be corrected one by one: choose mode = 'round', "
+                "which corrects its uploads"
+            )
+        self.inner, self.mode, self.total = inner, mode, float(total)
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name == "diagnostics":
+            return lambda state: found(state.inner)
+        if name == "with_own":
+            return lambda message, state: found(message, state.inner)
+        return (lambda message: found(self._plain(message))) if name in OF_A_MESSAGE else found
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """What the inner algorithm refuses, and messages that are more than parameters."""
+        check_learned(self.inner, fleet, policy, "a control variate corrects")
+
+    def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
+        """Refuse a fleet whose weights do not add up to what the server divides by."""
+        total = float(agents if weights is None else sum(weights))
+        if abs(total - self.total) > 1e-6 * total:
+            raise UserError(f"the agents' weights add up to {total:g}; the control variate was made for {self.total:g}")
+
+    def init(self, params: Params) -> tuple[ServerState, With]:
+        server, client = self.inner.init(params)
+        nothing = jax.tree.map(jnp.zeros_like, as_upload(self.inner, server.message))
+        if self.mode == "round":
+            return ServerState(server.message, With(server.private, nothing)), With(client, nothing)
+        return ServerState(With(server.message, nothing), server.private), With(client, nothing)
+
+    def client(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
+        return (self._round if self.mode == "round" else self._steps)(message, state, agent, key)
+
+    def _round(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
+        """The inner upload less the last displacement; the new displacement is remembered."""
+        upload, inner = self.inner.client(message, state.inner, agent, key)
+        sent = as_upload(self.inner, message)
+        check_like(sent, upload, "control variates are")
+        return optax.tree.sub(upload, state.control), With(inner, optax.tree.sub(upload, sent))
+
+    def _steps(self, message: With, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
+        """Local steps of which each is moved by c - c_i; without that, their mean is the new c_i."""
+        correction = optax.tree.sub(message.control, state.control)
+
+        def step(carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
+            theta, inner = self.inner.step(agent, carry, keys)
+            return optax.tree.add(theta, correction), inner
+
+        count = self.inner.local_steps
+        upload, inner = local_steps(step, (message.inner, state.inner), agent, key, count)
+        mean = optax.tree.scale(1 / count, optax.tree.sub(upload, message.inner))
+        return upload, With(inner, optax.tree.sub(mean, correction))
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        share, plain = jnp.sum(weights) / self.total, self._plain(state.message)
+        said = average(optax.tree.sub(uploads, as_upload(self.inner, plain)), weights)
+        if self.mode == "round":
+            inner, control = state.private
+            after = self.inner.server(ServerState(plain, inner), optax.tree.add(uploads, control), weights)
+            return after._replace(private=With(after.private, optax.tree.add_scale(control, share, said)))
+        after = self.inner.server(ServerState(plain, state.private), uploads, weights)
+        control = state.message.control
+        change = optax.tree.sub(optax.tree.scale(1 / self.inner.local_steps, said), control)
+        return after._replace(message=With(after.message, optax.tree.add_scale(control, share, change)))
+
+    def shared(self, message: PyTree) -> Params:
+        return self.inner.shared(self._plain(message))
+
+    def personalize(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        return self.inner.personalize(self._plain(message), state.inner, agent, key, m)
+
+    def as_upload(self, message: PyTree) -> PyTree:
+        """A message with what an upload holds of it."""
+        return as_upload(self.inner, self._plain(message))
+
+    def _plain(self, message: PyTree) -> PyTree:
+        """The inner algorithm's message."""
+        return message.inner if self.mode == "step" else message
+
+
+def stepped(algorithm: Any) -> bool:
+    """Whether an algorithm's client is `local_steps` of its `step`, and no more."""
+    return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

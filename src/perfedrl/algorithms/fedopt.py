@@ -1,0 +1,89 @@
+"""FedOpt (Reddi et al., 2021): the server takes a round's mean displacement for a gradient, and an optimizer steps."""
+
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import Float, PyTree
+
+from perfedrl.algorithms.base import ServerState, check_positive
+from perfedrl.algorithms.per_fedavg_pg import check_choice
+from perfedrl.algorithms.wrapping import Wrapping, check_federated, check_learned
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.types import Array, Params
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
+
+
+class Moments(NamedTuple):
+    """The server's private part: the inner algorithm's, and the optimizer's state."""
+
+    inner: PyTree
+    moments: PyTree
+
+
+class FedOpt(Wrapping):
+    """An algorithm whose server goes `rate` times an optimizer's direction instead of all the way to the mean.
+
+    What the inner server would move the message by is the pseudo-gradient. "sgd" is a plain step, the inner algorithm
+    at rate 1; "momentum" has one with a heavy ball, "adam", "yogi" and "adagrad" scale coordinates, with `eps` as their
+    degree of adaptivity. The optimizer's state never leaves the server, and agents do nothing else than without it.
+    """
+
+    rate: Any
+    optimizer: str = eqx.field(static=True)
+    momentum: float = eqx.field(static=True)
+    b1: float = eqx.field(static=True)
+    b2: float = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+
+    def __init__(
+        self,
+        inner: Any,
+        optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam",
+        rate: float = 0.01,
+        momentum: float = 0.9,
+        b1: float = 0.9,
+        b2: float = 0.99,
+        eps: float = 1e-3,
+    ):
+        check_federated(inner, "displacement to step along")
+        check_choice("server's optimizer", optimizer, OPTIMIZERS)
+        check_positive(rate=rate, eps=eps)
+        for name, value in {"momentum": momentum, "b1": b1, "b2": b2}.items():
+            if not 0 <= value < 1:
+                raise UserError(f"the server's {name} must lie in [0, 1); it is {value}")
+        self.inner, self.rate, self.optimizer = inner, rate, optimizer
+        self.momentum, self.b1, self.b2, self.eps = momentum, b1, b2, eps
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """What the inner algorithm refuses, and messages that are more than parameters."""
+        check_learned(self.inner, fleet, policy, "a server's optimizer moves")
+
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        server, client = self.inner.init(params)
+        return ServerState(server.message, Moments(server.private, self._direction.init(server.message))), client
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        inner, moments = state.private
+        after = self.inner.server(ServerState(state.message, inner), uploads, weights)
+        moved = optax.tree.sub(after.message, state.message)
+        direction, moments = self._direction.update(moved, moments)
+        # From where the inner server arrives, so that its own step has its own bits.
+        to = lambda new, d, m: new + (self.rate * d - m)  # noqa: E731
+        return ServerState(jax.tree.map(to, after.message, direction, moved), Moments(after.private, moments))
+
+    @property
+    def _direction(self) -> optax.GradientTransformation:
+        if self.optimizer == "sgd":
+            return optax.identity()
+        if self.optimizer == "momentum":
+            return optax.trace(self.momentum)
+        if self.optimizer == "adagrad":
+            return optax.scale_by_rss(0.0, self.eps**2)
+        if self.optimizer == "adam":
+            return optax.scale_by_adam(self.b1, self.b2, self.eps)
+        # From 0, or what never moves would be moved by the start of the moments.
+        return optax.scale_by_yogi(self.b1, self.b2, self.eps, initial_accumulator_value=0.0)

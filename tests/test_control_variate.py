@@ -1,0 +1,199 @@
+"""Control variates: the plain algorithm with everybody there, at rest with a few, and nothing more sent up."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import perfedrl as pf
+from perfedrl.algorithms import SGMRL, ControlVariate, Personal, Private, StormPG
+from perfedrl.algorithms.control_variate import With
+from perfedrl.algorithms.wrapping import as_upload
+from perfedrl.errors import UserError
+from perfedrl.exact import Exact
+from perfedrl.experiments.config import make_config
+from perfedrl.federation.plans import networked
+from perfedrl.simulation import Simulation
+
+FLEET = pf.gridworld(width=3, horizon=5)
+POLICY = pf.TableSoftmax(9, 4)
+N = FLEET.agents
+MANY = pf.PerFedAvgPG(1.0, 0.3, 3, 4, 4, 4)
+ONE = pf.PerFedAvgPG(1.0, 0.3, 1, 4, 4, 4)
+TABLE = {
+    "name": "controlled",
+    "seeds": 1,
+    "rounds": 2,
+    "participation": 0.25,
+    "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
+    "policy": {"name": "table"},
+    "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.2, "local_steps": 2},
+    "control_variate": "round",
+}
+
+
+def after(algorithm, rounds, exact=True, fleet=FLEET, seed=0, **how):
+    """The state after some rounds of one lane; without sampling noise, where it is not asked for."""
+    simulation = Simulation(fleet, POLICY, [algorithm], [seed], Exact(POLICY) if exact else None, **how)
+    return jax.tree.map(lambda x: x[0], simulation.advance(simulation.start(), 0, rounds))
+
+
+@pytest.mark.parametrize(("mode", "inner"), [("round", MANY), ("step", ONE)])
+def test_with_everybody_there_it_is_the_plain_algorithm(mode, inner):
+    """By rounds at any number of local steps; by steps at one, since between steps it corrects drift."""
+    plain, controlled = after(inner, 6), after(ControlVariate(inner, mode, N), 6)
+    shared = ControlVariate(inner, mode, N).shared(controlled.server.message)
+    assert np.abs(plain.server.message).max() > 0.01
+    np.testing.assert_allclose(shared, plain.server.message, atol=1e-13)
+
+
+def test_sampled_rounds_with_everybody_there_are_the_plain_ones_up_to_rounding():
+    plain, controlled = after(MANY, 5, exact=False), after(ControlVariate(MANY, "round", N), 5, exact=False)
+    np.testing.assert_allclose(controlled.server.message, plain.server.message, atol=1e-6)
+
+
+def test_agents_who_are_alike_are_averaged_as_without_it():
+    fleet = pf.Fleet(jax.tree.map(lambda x: np.repeat(x[:1], 3, axis=0), FLEET.train))
+    plain, stepped = after(MANY, 4, fleet=fleet), after(ControlVariate(MANY, "step", 3), 4, fleet=fleet)
+    np.testing.assert_allclose(stepped.server.message.inner, plain.server.message, atol=1e-13)
+
+
+@pytest.mark.parametrize("mode", ["round", "step"])
+def test_the_server_knows_the_mean_of_all_agents_controls(mode):
+    """Also with weights, and although it hears of a few agents at a time."""
+    weights = [float(i) for i in range(1, 1 + N)]
+    for total, how in ((N, {}), (sum(weights), {"weights": weights})):
+        state = after(ControlVariate(MANY, mode, total), 7, participation=0.25, **how)
+        control = state.server.private.control if mode == "round" else state.server.message.control
+        own = np.average(state.clients.control, axis=0, weights=how.get("weights"))
+        assert np.abs(own).max() > 1e-3
+        np.testing.assert_allclose(control, own, atol=1e-12)
+
+
+class Pulled:
+    """An agent whose return has the gradient target - theta, in one number."""
+
+    traceable = True
+
+    def __init__(self, target):
+        self.target = target
+
+    def gradient(self, params, key, m):
+        return self.target - params
+
+    def curvature(self, params, v, key, m):
+        return -v
+
+    def value(self, params, key, m):
+        return -0.5 * (self.target - params) ** 2
+
+
+def test_one_round_by_hand():
+    """One of two agents, with two steps of beta = 1/2: its displacement is 3/4 of the way to its target."""
+    inner = pf.FedAvgPG(0.0, 0.5, 2, 1)
+    key, theta = jax.random.key(0), jnp.asarray(0.2)
+    by_round, by_step = ControlVariate(inner, "round", 2), ControlVariate(inner, "step", 2)
+    server, client = by_round.init(theta)
+    upload, client = by_round.client(theta, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
+    assert upload == pytest.approx(0.2 + 0.75 * 0.8 - 0.1)
+    assert client.control == pytest.approx(0.6)
+    server = by_round.server(server._replace(private=With((), jnp.asarray(0.3))), upload[None], jnp.ones(1))
+    assert server.message == pytest.approx(0.2 + 0.3 + 0.5)
+    assert server.private.control == pytest.approx(0.3 + 0.5 * 0.5)
+    server, client = by_step.init(theta)
+    server = server._replace(message=With(theta, jnp.asarray(0.3)))
+    upload, client = by_step.client(server.message, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
+    first = 0.2 + 0.5 * 0.8 + 0.2
+    second = first + 0.5 * (1 - first) + 0.2
+    assert upload == pytest.approx(second)
+    assert client.control == pytest.approx(0.1 - 0.3 + (second - 0.2) / 2)
+    server = by_step.server(server, upload[None], jnp.ones(1))
+    assert server.message.inner == pytest.approx(second)
+    assert server.message.control == pytest.approx(0.3 + 0.5 * ((second - 0.2) / 2 - 0.3))
+
+
+def test_at_rest_sampling_no_longer_moves_anything_in_either_mode():
+    """Agents at three targets rest together at their mean; by itself any one of them would tear it away."""
+    targets, key = jnp.asarray([0.9, -0.5, 0.2]), jax.random.key(0)
+    inner = pf.FedAvgPG(0.0, 0.5, 2, 1)
+    for mode, moves in (("round", 0.75 * (targets - 0.2)), ("step", 0.5 * (targets - 0.2))):
+        algorithm = ControlVariate(inner, mode, 3)
+        server, _ = algorithm.init(jnp.asarray(0.2))
+        for i in range(3):
+            upload, after = algorithm.client(server.message, With((), moves[i]), Pulled(targets[i]), key)
+            moved = algorithm.server(server, upload[None], jnp.ones(1))
+            assert algorithm.shared(moved.message) == pytest.approx(0.2, abs=1e-7)
+            assert after.control == pytest.approx(float(moves[i]), abs=1e-7)
+    assert inner.client(jnp.asarray(0.2), (), Pulled(0.9), key)[0] == pytest.approx(0.2 + 0.75 * 0.7)
+
+
+def test_uploads_are_as_large_as_without_it_and_only_steps_need_a_broadcast():
+    size = lambda algorithm: Simulation(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
+    plain, number = size(MANY), 4 * 36
+    assert plain == 2 * number
+    assert size(ControlVariate(MANY, "round", N)) == plain
+    assert size(ControlVariate(MANY, "step", N)) == plain + number
+
+
+def test_newcomers_and_learned_step_sizes_are_served_in_both_modes():
+    learned = pf.PerFedAvgPG(1.0, 0.3, 2, 2, 2, 2, learn_alpha="scalar")
+    for mode in ("round", "step"):
+        algorithm = ControlVariate(learned, mode, N)
+        server, client = algorithm.init(jnp.zeros((9, 4)))
+        agent = Exact(POLICY)(FLEET.task(0))
+        kept = algorithm.personalize(server.message, client, agent, jax.random.key(0), 0)
+        np.testing.assert_array_equal(
+            kept, learned.personalize(learned.init(jnp.zeros((9, 4)))[0].message, (), agent, jax.random.key(0), 0)
+        )
+        assert algorithm.deployed_step_size(server.message) == 1.0
+        Simulation(FLEET, POLICY, [algorithm], [0], participation=0.5)
+
+
+def test_personal_parameters_stay_with_the_agents_under_controls_of_rounds():
+    params = {"own": jnp.ones(3), "ours": jnp.ones(2)}
+    algorithm = ControlVariate(Personal(pf.FedAvgPG(0.0, 0.5, 1, 1), ("own",)), "round", 2)
+    server, client = algorithm.init(params)
+    assert as_upload(algorithm, server.message)["own"].size == client.control["own"].size == 0
+    with pytest.raises(UserError, match="mode = 'round'"):
+        ControlVariate(Personal(MANY, ("own",)), "step", 2)
+
+
+def test_what_cannot_be_corrected_is_refused():
+    with pytest.raises(UserError, match="no upload to correct"):
+        ControlVariate(pf.LocalPG(0.1), "round", N)
+    for inner in (StormPG(1.0, 0.1), SGMRL(1.0, 0.1)):
+        with pytest.raises(UserError, match="choose mode = 'round'"):
+            ControlVariate(inner, "step", N)
+    with pytest.raises(UserError, match="goes inside Private"):
+        ControlVariate(Private(MANY, 1.0, 0.1), "round", N)
+    with pytest.raises(UserError, match=r"add up to 8; .* made for 4"):
+        Simulation(FLEET, POLICY, [ControlVariate(MANY, "round", 4)], [0])
+    with pytest.raises(UserError, match="holds more than these"):
+        make_config({**TABLE, "algorithm": {"name": "fast-fedpg", "alpha": 1.0, "beta": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"privacy": {"clip": 1.0, "noise": 0.1}}, "as they are"),
+        ({"aggregation": "median"}, "as they are"),
+        ({"attack": {"name": "sign-flip", "agents": 1}, "participation": 1}, "as they are"),
+        ({"control_variate": "step", "server": {"optimizer": "adam", "rate": 0.1}}, "leave out \\[server\\]"),
+        ({"control_variate": "steps"}, "control_variate"),
+    ],
+)
+def test_a_config_refuses_what_makes_no_sense_together(more, why):
+    with pytest.raises(UserError, match=why):
+        make_config({**TABLE, **more})
+
+
+def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
+    config = make_config(TABLE)
+    assert config == make_config({**TABLE, "control_variate": {"mode": "round"}})
+    assert len({config.digest, make_config({**TABLE, "control_variate": "step"}).digest}) == 2
+    assert isinstance(config.parts.algorithm, ControlVariate)
+    assert config.parts.algorithm.total == N
+    with pytest.raises(UserError, match="for simulations"):
+        networked(make_config({**TABLE, "participation": 1}))
+    run = pf.train(make_config({**TABLE, "control_variate": "step"}), tmp_path, compile_cache=False)
+    assert np.isfinite(run.history.after).all()
