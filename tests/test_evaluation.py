@@ -8,9 +8,10 @@ import pytest
 import perfedrl as pf
 from perfedrl.algorithms import ServerState
 from perfedrl.estimators import Sampled
-from perfedrl.evaluation import EVALUATIONS, MonteCarlo, before_and_after, deploy, episode_outcomes
+from perfedrl.evaluation import EVALUATIONS, MonteCarlo, episode_outcomes
 from perfedrl.experiments.config import MOST_ROUNDS
 from perfedrl.lanes import DEPLOYMENT, EVALUATION, PERSONALIZATION, START, FleetState, agent_key
+from perfedrl.measuring import before_and_after, deploy
 from perfedrl.rollout import RolloutSampler
 from perfedrl.simulation import Simulation
 

@@ -18,6 +18,7 @@ LAYERS = (
     ("estimators",),
     ("algorithms",),
     ("evaluation",),
+    ("measuring",),
     ("lanes",),
     ("live",),
     ("simulation", "theory"),

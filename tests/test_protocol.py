@@ -6,11 +6,12 @@ import pytest
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled, adapt
-from perfedrl.evaluation import MonteCarlo, step_by_step
+from perfedrl.evaluation import MonteCarlo
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.protocol import Assessment, assess, least
 from perfedrl.experiments.run import train
 from perfedrl.experiments.stats import bootstrap_interval
+from perfedrl.measuring import step_by_step
 
 CONFIG = {
     "name": "unseen",

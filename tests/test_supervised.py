@@ -17,8 +17,9 @@ from perfedrl.envs import Classification, Examples, classification, fleet
 from perfedrl.estimators import PAPER, Sampled, StepKeys, first_order_gradient, forms, meta_gradient
 from perfedrl.estimators.curvature import CentralDifferences
 from perfedrl.estimators.supervised import DataObjective, mean_log_likelihood
-from perfedrl.evaluation import auto, deploy, monte_carlo, on_examples
+from perfedrl.evaluation import auto, monte_carlo, on_examples
 from perfedrl.experiments.config import make_config
+from perfedrl.measuring import deploy
 from perfedrl.policies import MLPSoftmax
 from perfedrl.simulation import Simulation
 

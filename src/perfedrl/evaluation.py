@@ -1,22 +1,17 @@
-"""How a run is measured: every agent before and after its adaptation, exactly or by Monte Carlo."""
+"""What an agent's parameters are worth to it: exactly, by Monte Carlo, or on examples."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms import Algorithm
-from perfedrl.algorithms.wrapping import with_own
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, Sampled, adapt, reward_to_go
-from perfedrl.estimators.meta import iterate
+from perfedrl.estimators import Objective, Sampled, reward_to_go
 from perfedrl.estimators.supervised import example_outcomes
 from perfedrl.exact import Exact
 from perfedrl.exact_lqr import check_start, is_lqr
@@ -39,6 +34,8 @@ class Evaluation(Protocol):
     """Those that an agent adapts with before it is measured."""
     few_shot: tuple[int, ...]
     """Numbers of trajectories to personalize with when the run is finished."""
+    repeats: int
+    """How often each."""
     rollouts: int
     """Episodes to keep of each agent that was personalized."""
     float64: bool
@@ -54,25 +51,45 @@ class Evaluation(Protocol):
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes: ...
 
 
+def check_budgets(trajectories: int, few_shot: Sequence[int], rollouts: int = 0, **counts: int) -> None:
+    """Refuse numbers of trajectories and episodes that are none, and budgets that do not rise."""
+    for name, count in [("trajectories", trajectories), ("rollouts", rollouts), *(("few_shot", m) for m in few_shot)]:
+        if not 0 <= count <= MOST_EPISODES:
+            raise UserError(f"evaluation: {name} must be from 0 to {MOST_EPISODES}; it is {count}")
+    for name, count in counts.items():
+        if not 1 <= count <= MOST_EPISODES:
+            raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}; it is {count}")
+    if list(few_shot) != sorted(set(few_shot)):
+        raise UserError(f"evaluation: few_shot must be a rising list; it is {list(few_shot)}")
+
+
 class DynamicProgramming(eqx.Module):
     """Exact returns in float64, after adaptation by the exact gradient: the paper's measure for tabular agents.
 
-    Of linear-quadratic agents minus the infinite-horizon cost, which another recursion gives.
+    Of linear-quadratic agents minus the infinite-horizon cost, which another recursion gives. With `agent`, adaptation
+    is from trajectories, as an agent's is, and what comes of it still measured exactly.
     """
 
     policy: Any
-
+    agent: Sampled | None = None
     # Exact gradients take no trajectories; an algorithm of several steps may share out as many as it likes.
-    trajectories, few_shot, rollouts, float64 = 1_000_000, (), 0, True
+    trajectories: int = eqx.field(static=True, default=1_000_000)
+    few_shot: tuple[int, ...] = eqx.field(static=True, default=(), converter=tuple)
+    repeats: int = eqx.field(static=True, default=1)
+
+    rollouts, float64 = 0, True
+
+    def __check_init__(self) -> None:
+        check_budgets(self.trajectories, self.few_shot, repeats=self.repeats)
 
     def objective(self, task: Any) -> Objective:
-        return Exact(self.policy)(task)
+        return Exact(self.policy)(task) if self.agent is None else self.agent(task)
 
     def decisions(self, task: Any) -> int:
-        return 0
+        return 0 if self.agent is None else self.trajectories * (task.horizon + 1)
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
-        return {"return": self.objective(task).value(params, key, 1)}
+        return {"return": Exact(self.policy)(task).value(params, key, 1)}
 
 
 class MonteCarlo(eqx.Module):
@@ -91,15 +108,7 @@ class MonteCarlo(eqx.Module):
     float64 = False
 
     def __check_init__(self) -> None:
-        named = [("trajectories", self.trajectories), ("rollouts", self.rollouts)]
-        for name, count in [*named, *(("few_shot", m) for m in self.few_shot)]:
-            if not 0 <= count <= MOST_EPISODES:
-                raise UserError(f"evaluation: {name} must be from 0 to {MOST_EPISODES}; it is {count}")
-        for name, count in (("episodes", self.episodes), ("repeats", self.repeats)):
-            if not 1 <= count <= MOST_EPISODES:
-                raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}; it is {count}")
-        if list(self.few_shot) != sorted(set(self.few_shot)):
-            raise UserError(f"evaluation: few_shot must be a rising list; it is {list(self.few_shot)}")
+        check_budgets(self.trajectories, self.few_shot, self.rollouts, episodes=self.episodes, repeats=self.repeats)
         if self.rollouts and not self.few_shot:
             raise UserError("evaluation: rollouts are kept of the budgets in few_shot, and there are none")
 
@@ -125,89 +134,6 @@ def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, 
     """The return of every episode, and what else the task says of it."""
     more = jax.vmap(task.outcomes)(episodes) if hasattr(task, "outcomes") else {}
     return {"return": reward_to_go(episodes, task.discount)[:, 0], **more}
-
-
-def before_and_after(
-    evaluation: Evaluation, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
-) -> dict[str, Outcomes]:
-    """One agent's outcomes under the shared parameters, with what is its own of them, and after adaptation.
-
-    Both are measured with the same uniforms, so that what adaptation gains is less noisy than either.
-    """
-    adaptation, episodes = jax.random.split(key)
-    own = algorithm.personalize(message, client, evaluation.objective(task), adaptation, evaluation.trajectories)
-    measure = lambda params: evaluation.outcomes(task, params, episodes)  # noqa: E731
-    return {"before": measure(algorithm.shared(with_own(algorithm, message, client))), "after": measure(own)}
-
-
-def deploy(
-    evaluation: MonteCarlo, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
-) -> tuple[dict[str, Float[Array, " budget"]], Any]:
-    """One agent's outcomes after personalization from each budget, and some episodes' observations.
-
-    Every personalization has its own trajectories and is measured over its own episodes; outcomes are means over the
-    repeats. The episodes that are kept start alike in every budget.
-    """
-    budgets, shown = jax.random.split(key)
-    objective = evaluation.objective(task)
-
-    def once(m: int, key: PRNGKeyArray) -> tuple[Outcomes, Params]:
-        adaptation, episodes = jax.random.split(key)
-        own = algorithm.personalize(message, client, objective, adaptation, m)
-        return evaluation.outcomes(task, own, episodes), own
-
-    outcomes, rollouts = [], []
-    for m in evaluation.few_shot:
-        keys = jax.random.split(jax.random.fold_in(budgets, m), evaluation.repeats)
-        # One after the other: side by side they would need the memory of all.
-        measured, own = jax.lax.map(partial(once, m), keys) if objective.traceable else stacked(partial(once, m), keys)
-        outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
-        if evaluation.rollouts:
-            last = jax.tree.map(lambda x: x[-1], own)
-            rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
-    stack = lambda *xs: jnp.stack(xs)  # noqa: E731
-    return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
-
-
-def step_by_step(
-    steps: int,
-    m: int,
-    alpha: float | None,
-    evaluation: Evaluation,
-    algorithm: Algorithm,
-    message: PyTree,
-    client: PyTree,
-    task: Any,
-    key: PRNGKeyArray,
-) -> dict[str, Float[Array, " steps"]]:
-    """One agent's outcomes before adaptation and after each of some policy-gradient steps from m trajectories each.
-
-    All are measured over the same episodes, which no step learns from. Steps are as long as at deployment, or alpha.
-    """
-    objective, (adaptation, episodes) = evaluation.objective(task), jax.random.split(key)
-    theta = algorithm.shared(with_own(algorithm, message, client))
-    by = deployed_step_size(algorithm, message) if alpha is None else alpha
-
-    def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
-        theta = adapt(objective, theta, by, key, m)
-        return theta, evaluation.outcomes(task, theta, episodes)
-
-    _, after = iterate(objective, step, theta, jax.random.split(adaptation, steps))
-    return jax.tree.map(lambda x, xs: jnp.append(x, xs), evaluation.outcomes(task, theta, episodes), after)
-
-
-def deployed_step_size(algorithm: Algorithm, message: PyTree) -> Any:
-    """The step size that agents personalize with."""
-    own = getattr(algorithm, "deployed_step_size", None)
-    alpha = getattr(algorithm, "alpha", None) if own is None else own(message)
-    if alpha is None:
-        raise UserError(f"{type(algorithm).__name__} has no adaptation step size alpha: say which to adapt with")
-    return alpha
-
-
-def stacked(f: Callable[[Any], Any], xs: Any) -> Any:
-    """`jax.lax.map` for what JAX cannot trace."""
-    return jax.tree.map(lambda *ys: np.stack(ys), *(f(x) for x in xs))
 
 
 def check_fit(task: Any, policy: Policy) -> Any:
@@ -241,18 +167,31 @@ def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
     jax.eval_shape(lambda t: (objective.gradient(t, key, 2), objective.curvature(t, t, key, m)), theta)
 
 
-def exact(fleet: Fleet, agent: Sampled) -> DynamicProgramming:
-    """Exact returns, for agents with finitely many states, and costs of linear-quadratic ones under linear feedback."""
+def exact(
+    fleet: Fleet,
+    agent: Sampled,
+    trajectories: int | None = None,
+    few_shot: Sequence[int] = (),
+    repeats: int = 1,
+) -> DynamicProgramming:
+    """Exact returns, for agents with finitely many states, and costs of linear-quadratic ones under linear feedback.
+
+    Agents adapt by exact gradients, or, where `trajectories` says from how many, from sampled ones. Then the held-out
+    agents of a finished run are also personalized from each number in `few_shot`, `repeats` times each.
+    """
     policy = agent.policy
+    if trajectories is None and few_shot:
+        raise UserError("evaluation: few_shot needs trajectories = ..., from which agents adapt; exact steps take none")
+    sampled = () if trajectories is None else (agent, trajectories, tuple(few_shot), repeats)
     if is_lqr(fleet, policy):
         check_start(fleet, policy)
-        return DynamicProgramming(policy)
+        return DynamicProgramming(policy, *sampled)
     if not isinstance(fleet.train, TabularMDP) or not hasattr(policy, "probabilities"):
         raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
     tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
     if tabulated != fleet.train.r.shape[1:]:
         raise UserError(f"the policy is for {tabulated} states and actions, the fleet has {fleet.train.r.shape[1:]}")
-    return DynamicProgramming(policy)
+    return DynamicProgramming(policy, *sampled)
 
 
 def monte_carlo(

@@ -17,10 +17,11 @@ from perfedrl.algorithms.wrapping import check_agents, check_participation, chec
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
-from perfedrl.evaluation import Evaluation, auto, before_and_after, deploy, exact
+from perfedrl.evaluation import Evaluation, auto, exact
 from perfedrl.exact import Exact, float64
 from perfedrl.history import Deployment, History
 from perfedrl.lanes import DEPLOYMENT, EVALUATION, START, FleetState, advance_lanes, measure_lanes
+from perfedrl.measuring import before_and_after, deploy
 from perfedrl.types import Params
 
 MANY_DECISIONS = 5000

@@ -12,11 +12,12 @@ from jaxtyping import Float
 from perfedrl.algorithms import FedAvgPG, ServerState
 from perfedrl.algorithms.base import check_counts, check_step_sizes
 from perfedrl.errors import UserError
-from perfedrl.evaluation import MonteCarlo, deployed_step_size, step_by_step
+from perfedrl.evaluation import MonteCarlo
 from perfedrl.experiments.evaluate import check_shared
 from perfedrl.experiments.stats import Interval, bootstrap_interval
 from perfedrl.experiments.store import Run
 from perfedrl.lanes import EVALUATION, FleetState
+from perfedrl.measuring import deployed_step_size, step_by_step
 from perfedrl.simulation import Simulation
 
 MOST_STEPS = 10_000

@@ -23,13 +23,13 @@ from perfedrl.evaluation import (
     Evaluation,
     MonteCarlo,
     Outcomes,
-    before_and_after,
     check_fit,
     episode_outcomes,
 )
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent_config import AgentConfig
 from perfedrl.lanes import agent_key, measure_lanes
+from perfedrl.measuring import before_and_after
 from perfedrl.rollout import Sampler
 from perfedrl.simulation import MANY_DECISIONS
 from perfedrl.types import Params, Trajectory
