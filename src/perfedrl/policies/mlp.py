@@ -111,14 +111,18 @@ class MLPFactored(eqx.Module):
 class GaussianMLP(eqx.Module):
     """Independent Gaussian actions around the outputs of an MLP, with learned standard deviations.
 
-    `widths` runs from the observation's size to the number of action components.
+    `widths` runs from the observation's size to the number of action components; `last_scale` is the standard deviation
+    of the last layer's weights at the start.
     """
 
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     initial_std: float = eqx.field(static=True, default=1.0)
+    last_scale: float = eqx.field(static=True, default=LAST_SCALE)
 
     def __check_init__(self) -> None:
         check_widths(self.widths)
+        if not 0 <= self.last_scale < float("inf"):
+            raise UserError(f"last_scale must be a finite number >= 0; it is {self.last_scale}")
         if not 0 < self.initial_std < float("inf"):
             raise UserError(f"initial_std must be a finite number > 0; it is {self.initial_std}")
 
@@ -132,7 +136,7 @@ class GaussianMLP(eqx.Module):
 
     def init(self, key: PRNGKeyArray) -> Params:
         log_std = jnp.full(self.widths[-1], jnp.log(self.initial_std))
-        return {"mean": init_layers(key, self.widths), "log_std": log_std}
+        return {"mean": init_layers(key, self.widths, self.last_scale), "log_std": log_std}
 
     def sample(self, params: Params, obs: Float[Array, " d"], u: Noise) -> Float[Array, " a"]:
         return forward(params["mean"], obs) + jnp.exp(params["log_std"]) * standard_normal(u)
@@ -168,13 +172,13 @@ def times(x: Float[Array, " d"], weight: Float[Array, "d k"]) -> Float[Array, " 
     return x @ weight if jax.default_backend() == "cpu" else jnp.sum(x[:, None] * weight, axis=0)
 
 
-def init_layers(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
+def init_layers(key: PRNGKeyArray, widths: Sequence[int], last_scale: float = LAST_SCALE) -> Params:
     """Normal weights of variance 1 / (2 inputs), 0.5^2 for two inputs, and 0.1^2 in the last layer; zero biases."""
     layers = []
     for i, (inputs, outputs, k) in enumerate(
         zip(widths[:-1], widths[1:], jax.random.split(key, len(widths) - 1), strict=True)
     ):
-        scale = LAST_SCALE if i == len(widths) - 2 else np.sqrt(0.5 / inputs)
+        scale = last_scale if i == len(widths) - 2 else np.sqrt(0.5 / inputs)
         layers.append({"weight": scale * jax.random.normal(k, (inputs, outputs)), "bias": jnp.zeros(outputs)})
     return tuple(layers)
 
@@ -198,12 +202,14 @@ def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored
     return MLPSoftmax((size, *hidden, actions))
 
 
-def gaussian_mlp(fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0) -> GaussianMLP:
-    """A Gaussian around a tanh MLP, for actions that are vectors."""
+def gaussian_mlp(
+    fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0, last_scale: float = LAST_SCALE
+) -> GaussianMLP:
+    """A Gaussian around a tanh MLP, for actions that are vectors; `last_scale = 0` starts from actions around 0."""
     size = getattr(fleet.train, "action_size", None)
     if not isinstance(size, int):
         raise UserError("the policy 'gaussian-mlp' needs agents whose actions are vectors; for others there is 'mlp'")
-    return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std)
+    return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std, last_scale)
 
 
 def observation_size(fleet: Fleet, name: str) -> int:
