@@ -164,15 +164,3 @@ def test_bad_weights_are_refused(method):
         PFedMe(0.1, 0.1, server_mix=0.0)
     with pytest.raises(pf.UserError, match="proximal_steps"):
         PFedMe(0.1, 0.1, proximal_steps=0)
-
-
-def test_an_infinite_weight_can_be_written_in_a_config():
-    config = {
-        "name": "limit",
-        "rounds": 1,
-        "seeds": 1,
-        "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
-        "policy": {"name": "table"},
-        "algorithm": {"name": "pfedme", "alpha": 0.1, "beta": 0.1, "weight": INFINITE},
-    }
-    assert pf.make_config(config).parts.algorithm.weight == INFINITE
