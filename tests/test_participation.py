@@ -178,8 +178,7 @@ def test_a_config_says_participation_and_its_default_changes_no_digest():
     for share in (0, 1.2):
         with pytest.raises(UserError, match="participation"):
             make_config({**TABLE, "participation": share})
-    with pytest.raises(UserError, match="for simulations"):
-        networked(some)
+    assert networked(some).participation == 0.25
 
 
 def test_a_trained_config_samples_agents(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import threading
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from live import MDPS, config
 from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments import files
+from perfedrl.experiments.config import make_config
 from perfedrl.experiments.run import train as simulate
 from perfedrl.experiments.store import load_run
 from perfedrl.federation.agent_config import make_agent_config
@@ -22,6 +24,7 @@ from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.measured import epsilon_in
 from perfedrl.federation.requests import Agent
 from perfedrl.federation.rounds import Coordinator
+from perfedrl.lanes import taking_part
 
 NAMES = ("agent-0", "agent-1", "agent-2")
 
@@ -368,3 +371,17 @@ def test_a_checkpoint_of_another_run_or_shape_is_refused(agents, tmp_path):
     control.write_plan(Plan(plan.run, other.to_toml(), plan.agents, plan.terms, plan.runs))
     with pytest.raises(UserError, match="does not fit the config"):
         drive(control, Engine(agents))
+
+
+def test_a_sampled_run_asks_those_who_are_drawn_and_has_the_simulators_bits(agents, tmp_path):
+    wanted = make_config({**tomllib.loads(WANTED.to_toml()), "participation": 0.67})
+    control, engine = planned(tmp_path, wanted), Engine(agents)
+    drive(control, engine)
+    drawn = [tuple(NAMES[i] for i in taking_part(wanted.seeds[0], k, 3, 2).tolist()) for k in range(4)]
+    assert len(set(drawn)) > 1
+    assert [names for kind, _, names in engine.asked if kind == "update"] == drawn
+    assert all(names == NAMES for kind, _, names in engine.asked if kind == "evaluate")
+    run, simulated = load_run(tmp_path / "runs" / wanted.folder), simulate(wanted, tmp_path / "simulated")
+    np.testing.assert_array_equal(run.message, simulated.message)
+    np.testing.assert_array_equal(run.history.trajectories, simulated.history.trajectories)
+    np.testing.assert_array_equal(run.history.bytes, simulated.history.bytes)

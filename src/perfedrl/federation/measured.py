@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from perfedrl.algorithms.wrapping import trajectories_after
 from perfedrl.federation.frames import BadFrame, decode
 from perfedrl.history import History
 from perfedrl.simulation import RETURNS, Simulation
@@ -57,8 +56,7 @@ def history_of(
     return History(
         seeds=np.asarray(simulation.seeds),
         rounds=np.asarray([round_]),
-        trajectories=np.asarray([trajectories_after(simulation.algorithms[0], round_)]),
-        bytes=np.asarray([round_ * simulation.bytes_per_round]),
+        **simulation.cost_after(round_),
         **returns,
         outcomes=arrays,
     )

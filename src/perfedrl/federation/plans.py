@@ -20,11 +20,6 @@ def networked(config: Config, seed: int | None = None) -> Config:
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
     if config.control_variate is not None:
         raise UserError("a [control_variate] is for simulations yet: leave it out of a config for real agents")
-    if config.participation < 1:
-        raise UserError(
-            "over a network everybody who answers takes part: leave out participation, which is for simulations, or "
-            "let rounds go on without the slowest by --min-agents"
-        )
     table: dict[str, Any] = tomllib.loads(config.to_toml())
     table["seeds"] = [config.seeds[0] if seed is None else seed]
     table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key not in SIMULATED}

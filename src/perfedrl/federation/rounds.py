@@ -24,6 +24,7 @@ from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.measured import epsilon_in, history_of, outcomes_in
 from perfedrl.federation.plans import config_of
 from perfedrl.federation.validation import Expected, Gate
+from perfedrl.lanes import taking_part
 from perfedrl.simulation import Simulation
 
 PAUSE = 1.0
@@ -70,6 +71,8 @@ class Coordinator:
             None,
             parts.evaluation,
             config.start,
+            parts.weights,
+            config.participation,
         )
 
     def _start(self) -> PyTree:
@@ -138,14 +141,21 @@ class Coordinator:
         """Let every agent build and compile, so that no round waits for it."""
         self._until_enough(ask, "prepare", lambda answers: of_kind(answers, "prepared"))
 
+    @property
+    def _here(self) -> set[str]:
+        """Who takes part in this round, as the simulator would draw it."""
+        drawn, of = self.simulation.present, len(self.names)
+        return {self.names[i] for i in taking_part(self.config.seeds[0], self.round, of, drawn).tolist()}
+
     def _one_round(self, ask: Ask) -> list[str]:
         """Ask for uploads and take the server's step; who took part, in the fleet's order."""
         began = time.monotonic()
         sent = named_leaves(as_upload(self.config.parts.algorithm, self.server.message))
         expected = Expected(self.plan.run, self.generation, self.round, sent)
+        here = self._here
 
         def taken(answers: Answers) -> tuple[dict[str, Any], dict[str, str]]:
-            verdict = self.gate.judge(expected, {n: f for n, f in answers.frames.items() if n in self.names})
+            verdict = self.gate.judge(expected, {n: f for n, f in answers.frames.items() if n in here})
             for name, reason in sorted(verdict.refused.items()):
                 self.control.say("refused", agent=name, round=self.round, reason=reason)
             for name in verdict.quarantined:
@@ -154,7 +164,7 @@ class Coordinator:
                 self._account(answers.frames[name] for name in verdict.accepted)
             return verdict.accepted, verdict.refused
 
-        accepted = self._until_enough(ask, "update", taken)
+        accepted = self._until_enough(ask, "update", taken, here=here)
         present = [name for name in self.names if name in accepted]
         self._step(present, accepted)
         self.round += 1
@@ -177,32 +187,34 @@ class Coordinator:
         return np.asarray(np.ones(len(self.names)) if said is None else said, np.float32)
 
     def _until_enough(
-        self, ask: Ask, kind: str, taken: Taken, everybody: bool = False, **fields: Any
+        self, ask: Ask, kind: str, taken: Taken, everybody: bool = False, here: set[str] | None = None, **fields: Any
     ) -> dict[str, Any]:
         """Ask until enough agents gave an answer that is taken, and return what was taken, by agent.
 
-        Who has answered is not asked again. Where it matters that everybody does, those who fail have until the
-        deadline to come back.
+        Only those who are `here` are asked, and all of these are enough. Who has answered is not asked again. Where it
+        matters that everybody does, those who fail have until the deadline to come back.
         """
-        began, accepted, settled = time.monotonic(), dict[str, Any](), set[str]()
+        began, accepted = time.monotonic(), dict[str, Any]()
+        settled = set[str]() if here is None else set(self.names) - here
+        needed = min(self.terms.min_agents, len(self.names) - len(settled))
         while True:
-            answers = self._ask(ask, kind, set(accepted) | settled, self.terms.min_agents - len(accepted), **fields)
+            answers = self._ask(ask, kind, set(accepted) | settled, needed - len(accepted), **fields)
             more, refused = taken(answers)
             accepted |= more
             settled |= {name for name in refused if kind == "prepare" or not of_kind(answers, "error")[0].get(name)}
             waited = time.monotonic() - began
             hopeful = everybody and answers.failures and waited < self.terms.deadline
-            if len(accepted) >= self.terms.min_agents and not hopeful:
+            if len(accepted) >= needed and not hopeful:
                 return accepted
             possible = set(self.names) - settled - set(self.gate.quarantined)
-            if len(possible) < self.terms.min_agents or (waited > self.terms.patience and not hopeful):
-                raise UserError(self._too_few(kind, accepted, {**answers.failures, **refused}))
+            if len(possible) < needed or (waited > self.terms.patience and not hopeful):
+                raise UserError(self._too_few(kind, needed, accepted, {**answers.failures, **refused}))
             if not hopeful:
                 self.control.say("repeated", round=self.round, task=kind, agents=sorted(accepted))
             time.sleep(PAUSE)
 
-    def _too_few(self, kind: str, accepted: Iterable[str], why: dict[str, str]) -> str:
-        needed, came = self.terms.min_agents, len(list(accepted))
+    def _too_few(self, kind: str, needed: int, accepted: Iterable[str], why: dict[str, str]) -> str:
+        came = len(list(accepted))
         reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(why.items()))
         go_on = f"; with --min-agents {came} the run would go on" if came else ""
         return f"round {self.round}: {came} of the {needed} agents that are needed answered {kind!r}{reasons}{go_on}"
@@ -224,7 +236,7 @@ class Coordinator:
         """Every agent turns the initialization into its own policy, which it keeps; it reports what that is worth."""
         if not self.terms.personalize:
             return
-        about = {"m": self.terms.personalize, "draw": 0}
+        about: dict[str, Any] = {"m": self.terms.personalize, "draw": 0}
         answers = self._until_enough(ask, "personalize", lambda answers: (answers.frames, {}), True, **about)
         for name in self.names:
             if (said := outcomes_in(answers.get(name), "personalized")) is not None:

@@ -1,0 +1,118 @@
+"""What client sampling costs Per-FedAvg-PG on the paper's gridworld, and what control variates give back.
+
+A study beside the paper, which treats full participation and names the correction as an extension.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from perfedrl import exact
+from perfedrl.algorithms import Algorithm, ControlVariate, PerFedAvgPG
+from perfedrl.envs import Fleet, gridworld
+from perfedrl.estimators import PAPER, Sampled
+from perfedrl.exact import Exact
+from perfedrl.policies import TableSoftmax
+from perfedrl.simulation import Simulation
+from perfedrl.types import Params
+
+ALPHA, BETA, LOCAL_STEPS, BATCH = 2.0, 0.3, 5, 10
+SHARE, ROUNDS, SEEDS = 0.25, 80, 10
+BESIDE = 0.1
+"""Standard deviation of what a symmetric start is moved by."""
+MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
+
+
+class Sampling(NamedTuple):
+    """One method at some rounds: the mean over agents of the return after adaptation, and |grad F|^2 there."""
+
+    rounds: np.ndarray
+    after: Float[np.ndarray, "seed evaluation"]
+    gradient: Float[np.ndarray, "seed evaluation"]
+
+
+def sampling(
+    beta: float = BETA,
+    local_steps: int = LOCAL_STEPS,
+    *,
+    m: int | None = BATCH,
+    share: float = SHARE,
+    rounds: int = ROUNDS,
+    seeds: Sequence[int] = range(SEEDS),
+    stops: int = 20,
+    rested: int = 0,
+) -> dict[str, Sampling]:
+    """Full participation for `rounds` rounds, and a share of the agents for as many trajectories per agent.
+
+    By "full", "plain" and the modes of the control variate. `m` trajectories per batch of the exact variant, or exact
+    gradients where it is None. All begin from the policy's start, or from where `rested` noiseless rounds of everybody
+    lead from beside it: there full participation has little more to gain, and what others lose is the penalty.
+    """
+    fleet, batch = gridworld(), BATCH if m is None else m
+    inner = PerFedAvgPG(ALPHA, beta, local_steps, batch, batch, batch)
+    theta = None if not rested else rest(fleet, inner, rested)
+    by_round, by_step = (ControlVariate(inner, mode, fleet.agents) for mode in MODES)
+    methods: dict[str, Algorithm] = {"plain": inner, "round": by_round, "step": by_step}
+    run = lambda algorithm, share: followed(  # noqa: E731
+        fleet, algorithm, seeds, m is None, share, round(rounds / share), stops, theta
+    )
+    return {"full": run(inner, 1.0)} | {name: run(algorithm, share) for name, algorithm in methods.items()}
+
+
+def rest(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
+    """Where noiseless rounds of everybody lead; from beside the start, whose symmetry they would keep for ever."""
+    simulation = simulation_of(fleet, algorithm, [0], True, 1.0)
+    state = simulation.start()
+    aside = BESIDE * np.random.default_rng(0).normal(size=state.server.message.shape)
+    state = state._replace(server=state.server._replace(message=state.server.message + aside))
+    return simulation.advance(state, 0, rounds).server.message[0]
+
+
+def followed(
+    fleet: Fleet,
+    algorithm: Algorithm,
+    seeds: Sequence[int],
+    noiseless: bool,
+    share: float,
+    rounds: int,
+    stops: int,
+    theta: Params | None,
+) -> Sampling:
+    """One method from given parameters, or from the policy's start, looked at `stops` times at even distances."""
+    simulation = simulation_of(fleet, algorithm, seeds, noiseless, share)
+    state, policy = simulation.start(), simulation.policy
+    if theta is not None:
+        begin = np.repeat(
+            np.asarray(theta, np.result_type(*jax.tree.leaves(state.server.message)))[None], len(seeds), 0
+        )
+        stepped = getattr(algorithm, "mode", "") == "step"
+        message = state.server.message._replace(inner=begin) if stepped else begin
+        state = state._replace(server=state.server._replace(message=message))
+    at = np.unique(np.linspace(0, rounds, stops + 1).round().astype(int)[1:])
+    done, after, gradients = 0, [], []
+    for stop in at:
+        state, done = simulation.advance(state, done, int(stop) - done), int(stop)
+        thetas = np.asarray(jax.vmap(algorithm.shared)(state.server.message), np.float64)
+        after.append(exact.returns_of_many(fleet.train, thetas, ALPHA, policy)[:, 1].mean(axis=-1))
+        gradients.append([np.sum(exact.meta_gradient(fleet, theta, ALPHA, policy) ** 2) for theta in thetas])
+    return Sampling(at, np.stack(after, axis=1), np.stack(gradients, axis=1))
+
+
+def simulation_of(
+    fleet: Fleet, algorithm: Algorithm, seeds: Sequence[int], noiseless: bool, share: float
+) -> Simulation:
+    policy = TableSoftmax(fleet.train.states, fleet.train.actions)
+    agent = Exact(policy) if noiseless else Sampled(policy, **PAPER)
+    return Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), agent, participation=share)
+
+
+def recovered(study: dict[str, Sampling], last: int = 5) -> dict[str, float]:
+    """The share of the gap between plain sampling and full participation that each mode closes, at matched cost.
+
+    From means over seeds and the last evaluations.
+    """
+    level = {name: float(found.after[:, -last:].mean()) for name, found in study.items()}
+    return {kind: (level[kind] - level["plain"]) / (level["full"] - level["plain"]) for kind in MODES}
