@@ -108,7 +108,7 @@ class FedNPG(eqx.Module):
     def shared(self, message: Table) -> Table:
         return message
 
-    def personalize(self, message: Table, state: Known, agent: Objective, key: PRNGKeyArray, m: int) -> Table:
+    def personalize(self, message: Table, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Table:
         return adapt(agent, message, self.alpha, key, m)
 
 
