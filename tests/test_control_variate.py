@@ -12,6 +12,7 @@ from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.errors import UserError
 from perfedrl.exact import Exact
 from perfedrl.experiments.config import make_config
+from perfedrl.experiments.paper.sampling import recovered, sampling
 from perfedrl.federation.plans import networked
 from perfedrl.simulation import Simulation
 
@@ -197,3 +198,13 @@ def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
         networked(make_config({**TABLE, "participation": 1}))
     run = pf.train(make_config({**TABLE, "control_variate": "step"}), tmp_path, compile_cache=False)
     assert np.isfinite(run.history.after).all()
+
+
+def test_controls_of_rounds_give_back_what_sampling_takes_from_a_resting_initialization():
+    """Without noise; those of steps are as near to stationary as the rest was, or nearer."""
+    study = sampling(0.5, 2, m=None, rounds=40, seeds=range(2), stops=8, rested=1500, fleet=FLEET)
+    full, plain, by_round, by_step = (study[kind].after[:, -2:].mean() for kind in ("full", "plain", "round", "step"))
+    assert full - plain > 1e-3
+    assert recovered(study, 2)["round"] == pytest.approx(1, abs=0.1)
+    assert by_round > plain
+    assert by_step > plain

@@ -3,8 +3,8 @@
 A study beside the paper, which treats full participation and names the correction as an extension.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -44,45 +44,39 @@ def sampling(
     seeds: Sequence[int] = range(SEEDS),
     stops: int = 20,
     rested: int = 0,
+    fleet: Fleet | None = None,
+    forms: Mapping[str, Any] = PAPER,
 ) -> dict[str, Sampling]:
     """Full participation for `rounds` rounds, and a share of the agents for as many trajectories per agent.
 
     By "full", "plain" and the modes of the control variate. `m` trajectories per batch of the exact variant, or exact
     gradients where it is None. All begin from the policy's start, or from where `rested` noiseless rounds of everybody
-    lead from beside it: there full participation has little more to gain, and what others lose is the penalty.
+    lead from beside it: there full participation has little more to gain, and what others lose is the penalty. `forms`
+    are those of the estimators.
     """
-    fleet, batch = gridworld(), BATCH if m is None else m
+    fleet, batch = fleet or gridworld(), BATCH if m is None else m
     inner = PerFedAvgPG(ALPHA, beta, local_steps, batch, batch, batch)
     theta = None if not rested else rest(fleet, inner, rested)
     by_round, by_step = (ControlVariate(inner, mode, fleet.agents) for mode in MODES)
     methods: dict[str, Algorithm] = {"plain": inner, "round": by_round, "step": by_step}
     run = lambda algorithm, share: followed(  # noqa: E731
-        fleet, algorithm, seeds, m is None, share, round(rounds / share), stops, theta
+        simulation_of(fleet, algorithm, seeds, None if m is None else forms, share), round(rounds / share), stops, theta
     )
     return {"full": run(inner, 1.0)} | {name: run(algorithm, share) for name, algorithm in methods.items()}
 
 
 def rest(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
     """Where noiseless rounds of everybody lead; from beside the start, whose symmetry they would keep for ever."""
-    simulation = simulation_of(fleet, algorithm, [0], True, 1.0)
+    simulation = simulation_of(fleet, algorithm, [0], None, 1.0)
     state = simulation.start()
     aside = BESIDE * np.random.default_rng(0).normal(size=state.server.message.shape)
     state = state._replace(server=state.server._replace(message=state.server.message + aside))
     return simulation.advance(state, 0, rounds).server.message[0]
 
 
-def followed(
-    fleet: Fleet,
-    algorithm: Algorithm,
-    seeds: Sequence[int],
-    noiseless: bool,
-    share: float,
-    rounds: int,
-    stops: int,
-    theta: Params | None,
-) -> Sampling:
+def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | None) -> Sampling:
     """One method from given parameters, or from the policy's start, looked at `stops` times at even distances."""
-    simulation = simulation_of(fleet, algorithm, seeds, noiseless, share)
+    fleet, algorithm, seeds = simulation.fleet, simulation.algorithms[0], simulation.seeds
     state, policy = simulation.start(), simulation.policy
     if theta is not None:
         begin = np.repeat(
@@ -102,10 +96,10 @@ def followed(
 
 
 def simulation_of(
-    fleet: Fleet, algorithm: Algorithm, seeds: Sequence[int], noiseless: bool, share: float
+    fleet: Fleet, algorithm: Algorithm, seeds: Sequence[int], forms: Mapping[str, Any] | None, share: float
 ) -> Simulation:
     policy = TableSoftmax(fleet.train.states, fleet.train.actions)
-    agent = Exact(policy) if noiseless else Sampled(policy, **PAPER)
+    agent = Exact(policy) if forms is None else Sampled(policy, **forms)
     return Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), agent, participation=share)
 
 
