@@ -50,6 +50,10 @@ class Evaluation(Protocol):
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes: ...
 
+    def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        """Draw m episodes, to keep."""
+        ...
+
 
 def check_budgets(trajectories: int, few_shot: Sequence[int], rollouts: int = 0, **counts: int) -> None:
     """Refuse numbers of trajectories and episodes that are none, and budgets that do not rise."""
@@ -90,6 +94,10 @@ class DynamicProgramming(eqx.Module):
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
         return {"return": Exact(self.policy)(task).value(params, key, 1)}
+
+    def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        """Draw m episodes."""
+        return sampler(task, self.policy).sample(params, key, m)
 
 
 class MonteCarlo(eqx.Module):

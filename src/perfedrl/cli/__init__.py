@@ -21,7 +21,7 @@ def application(group: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     if group != NETWORK:
-        from perfedrl.cli import agent, estimators, runs, studies, theory
+        from perfedrl.cli import agent, compare, estimators, runs, studies, theory
 
         app.command()(studies.demo)
         app.command()(runs.train)
@@ -30,6 +30,7 @@ def application(group: str | None = None) -> typer.Typer:
         app.command()(runs.inspect)
         app.command()(theory.theory)
         app.command()(estimators.estimators)
+        app.command()(compare.compare)
         app.command()(studies.reproduce)
         app.command(name="list")(runs.list_)
         app.command()(agent.agent)

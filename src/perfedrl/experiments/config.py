@@ -36,7 +36,9 @@ class Config(BaseModel):
     parameters. Parameters' defaults are filled in when the config is made, so spelling them out changes no digest.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ignored_types=(cached_property,), ser_json_inf_nan="constants"
+    )
 
     name: str
     seeds: tuple[int, ...]

@@ -103,7 +103,7 @@ def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], l
 
 def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpoint], chunk, progress) -> None:
     began = time.monotonic() - (checkpoints[0].seconds if checkpoints else 0.0)
-    simulation = _simulation(configs, chunk)
+    simulation = side_by_side(configs, chunk)
     rounds, label = configs[0].rounds, _label(configs)
     tell = progress or (lambda *_: None)
     tell(label, checkpoints[0].round if checkpoints else 0, rounds)  # before the first compilation
@@ -149,7 +149,8 @@ def _save_checkpoints(
             save_checkpoint(root, config, Checkpoint(standing.round, leaves, standing.history.select(lanes), seconds))
 
 
-def _simulation(configs: Sequence[Config], chunk: int | None) -> Simulation:
+def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulation:
+    """Configs that train with each other, as the lanes of one simulation."""
     parts = [config.parts for config in configs]
     algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
     seeds = [seed for config in configs for seed in config.seeds]

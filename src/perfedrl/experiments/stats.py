@@ -62,3 +62,23 @@ def at_cost(
 ) -> Float[np.ndarray, " seed"]:
     """Each seed's value at a budget, by linear interpolation between its evaluations."""
     return np.asarray([np.interp(budget, cost, row) for row in values])
+
+
+def mean_ranks(values: Float[np.ndarray, "block method"]) -> Float[np.ndarray, " method"]:
+    """The mean over blocks of each method's rank, 1 for the highest value; equal values share theirs.
+
+    What is no number comes last.
+    """
+    from scipy.stats import rankdata  # slow to import
+
+    return rankdata(np.where(np.isnan(values), np.inf, -values), axis=1).mean(axis=0)
+
+
+def critical_difference(methods: int, blocks: int, confidence: float = 0.95) -> float:
+    """How far apart mean ranks must be not to be chance (Nemenyi's test, all pairs at once)."""
+    from scipy.stats import studentized_range
+
+    if methods < 2:
+        return 0.0
+    q = float(studentized_range.ppf(confidence, methods, np.inf)) / np.sqrt(2)
+    return q * float(np.sqrt(methods * (methods + 1) / (6 * blocks)))

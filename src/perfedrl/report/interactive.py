@@ -17,6 +17,7 @@ from perfedrl.report.plots import (
     Pairs,
     Panel,
     Plot,
+    Ranges,
     Rollouts,
     Series,
     Strips,
@@ -35,6 +36,7 @@ def draw(plot: Plot) -> go.Figure:
         Pairs: draw_pairs,
         Strips: draw_strips,
         Dots: draw_dots,
+        Ranges: draw_ranges,
     }
     figure = kinds[type(plot)](plot)
     figure.update_layout(template="plotly_white", font={"family": FONT, "size": 13}, hoverlabel={"align": "left"})
@@ -178,6 +180,25 @@ def draw_strips(plot: Strips) -> go.Figure:
     figure.update_xaxes(title=plot.x_label, rangemode="tozero")
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_layout(height=max(320, 120 + 30 * len(plot.strips)), margin={"l": 20, "r": 20, "t": 40, "b": 60})
+    return figure
+
+
+def draw_ranges(plot: Ranges) -> go.Figure:
+    figure = go.Figure()
+    for line in plot.ranges:
+        figure.add_scatter(
+            x=[line.value],
+            y=[line.label],
+            mode="markers",
+            marker={"color": line.color, "size": 8},
+            error_x={"array": [line.high - line.value], "arrayminus": [line.value - line.low], "symmetric": False},
+            customdata=[[line.low, line.high]],
+            hovertemplate="%{y}<br>%{x:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f})<extra></extra>",
+            showlegend=False,
+        )
+    figure.update_xaxes(title=f"{plot.x_label}<br>{plot.note}" if plot.note else plot.x_label)
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(height=max(320, 140 + 24 * len(plot.ranges)), margin={"l": 20, "r": 20, "t": 40, "b": 80})
     return figure
 
 

@@ -195,7 +195,28 @@ class Dots:
     panels: tuple[DotPanel, ...]
 
 
-Plot = Lines | Rollouts | Pairs | Strips | Dots
+class Range(NamedTuple):
+    """A value and how far it may be off."""
+
+    label: str
+    value: float
+    low: float
+    high: float
+    color: str = BLUE
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Values with their intervals under each other, the first on top; `note` says what the intervals are."""
+
+    name: str
+    title: str
+    x_label: str
+    ranges: tuple[Range, ...]
+    note: str = ""
+
+
+Plot = Lines | Rollouts | Pairs | Strips | Dots | Ranges
 
 
 def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
@@ -207,6 +228,8 @@ def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
             for marks in panel.marks
             for label, value, limit in zip(plot.labels, marks.values, marks.limit, strict=True)
         ]
+    if isinstance(plot, Ranges):
+        return ("line", "value", "low", "high"), [tuple(r[:4]) for r in plot.ranges]
     if isinstance(plot, Pairs):
         return ("quantity", "bound", "realized"), [tuple(pair) for pair in plot.pairs]
     if isinstance(plot, Strips):

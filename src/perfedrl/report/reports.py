@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from perfedrl.experiments import demo
+from perfedrl.experiments.compare import Comparison
 from perfedrl.experiments.paper import Claim, Experiment, neural
 from perfedrl.experiments.store import Run
-from perfedrl.report import figures, page, tables
+from perfedrl.report import compare_figures, compare_tables, figures, page, tables
 from perfedrl.report.plots import Plot
 
 
@@ -72,6 +73,32 @@ def of_reproduction(
         tables=[page.claims(claims)],
         plots=plots,
         runs=runs,
+    )
+
+
+def of_comparisons(found: Sequence[Comparison], command: str) -> page.Report:
+    """Mechanisms side by side: who wins where, every measure, what was tuned and what it cost."""
+    best = compare_tables.winners(found, "training")
+    said = "; ".join(f"{fleet}: {method}, {interval.mean:.3f}" for fleet, method, interval in best)
+    made = next(iter(found[0].entries.values())).made
+    tables_ = [
+        table
+        for comparison in found
+        for make in (
+            compare_tables.results,
+            compare_tables.differences,
+            compare_tables.tuned,
+            compare_tables.absent,
+        )
+        if (table := make(comparison)).rows
+    ]
+    return page.Report(
+        title="Personalization mechanisms at matched budgets",
+        summary=f"The best for training agents after personalization: {said}.",
+        command=command,
+        facts={"made on": f"{made['device']}, {made['finished'][:10]}", "versions": f"perfedrl {made['perfedrl']}"},
+        tables=tables_,
+        plots=compare_figures.of(found),
     )
 
 

@@ -26,6 +26,7 @@ from perfedrl.report.plots import (
     Pairs,
     Panel,
     Plot,
+    Ranges,
     Rollouts,
     Series,
     Strips,
@@ -43,6 +44,7 @@ def draw(plot: Plot) -> Figure:
         Pairs: draw_pairs,
         Strips: draw_strips,
         Dots: draw_dots,
+        Ranges: draw_ranges,
     }
     return kinds[type(plot)](plot)
 
@@ -128,6 +130,22 @@ def draw_strips(plot: Strips) -> Figure:
     axes.spines[["top", "right"]].set_visible(False)
     if plot.levels:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def draw_ranges(plot: Ranges) -> Figure:
+    figure = Figure(figsize=(7.2, 1.5 + 0.26 * len(plot.ranges)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for y, line in enumerate(plot.ranges):
+        axes.plot([line.low, line.high], [y, y], color=line.color, linewidth=2.4, alpha=0.5, solid_capstyle="butt")
+        axes.plot(line.value, y, "o", color=line.color, markersize=5)
+    axes.set_yticks(np.arange(len(plot.ranges)), [line.label for line in plot.ranges], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{plot.x_label}\n{plot.note}" if plot.note else plot.x_label)
+    figure.suptitle(plot.title, fontsize=10)
+    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 

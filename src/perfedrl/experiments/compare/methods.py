@@ -1,0 +1,120 @@
+"""The mechanisms that a comparison holds against each other, and how each spends a round's trajectories."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+Counts = Mapping[str, int]
+Range = tuple[float, float]
+
+STEP: tuple[str, ...] = ("beta",)
+STEPS: tuple[str, ...] = ("alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One mechanism: an algorithm, what of it is fixed, how it splits a round's budget, and what is searched for.
+
+    `split` makes batch sizes of the trajectories that an agent has in a round and of the number of local steps.
+    `steps` are the searched step sizes, whose ranges are the fleet's; `search` are ranges of its own. `tables` are
+    tables of a config beside the algorithm's.
+    """
+
+    title: str
+    algorithm: str
+    split: Callable[[int, int], Counts]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    steps: tuple[str, ...] = STEPS
+    search: Mapping[str, Range] = field(default_factory=dict)
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def batches(names: tuple[str, ...], budget: int, local_steps: int, times: int = 1, steps: int | None = None) -> Counts:
+    """Every named batch alike, so that the local steps take the budget; `times` counts those that are drawn again."""
+    taken = local_steps if steps is None else steps
+    return {"local_steps": taken} | dict.fromkeys(names, budget // (taken * (len(names) + times - 1)))
+
+
+def anchored(budget: int, local_steps: int) -> Counts:
+    """Fast-FedPG's two rounds: one batch at the anchor, which is the first local step's, then one for each other."""
+    m = 2 * budget // local_steps
+    return {"local_steps": local_steps, "m": m, "m_anchor": 2 * budget - (local_steps - 1) * m}
+
+
+def whole(budget: int, _: int) -> Counts:
+    """One batch a round, for methods of one exchange a step."""
+    return {"m": budget}
+
+
+def waiting(budget: int, _: int) -> Counts:
+    """AFedPG's agents are done every third tick on average: the batch is three rounds'."""
+    return {"m": 3 * budget}
+
+
+def heads(budget: int, local_steps: int) -> Counts:
+    """As many steps of the head as of the representation."""
+    return {"local_steps": local_steps, "head_steps": local_steps, "m": budget // (2 * local_steps)}
+
+
+def nothing(*_: int) -> Counts:
+    return {}
+
+
+one = partial(batches, ("m",))
+two = partial(batches, ("m_in", "m_out"))
+three = partial(batches, ("m_in", "m_h", "m_out"))
+many = partial(batches, ("m",), steps=20)
+HESSIAN_FREE = {"curvature": "central-fresh"}
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        # The MAML family.
+        "per-fedavg-pg": Method("Per-FedAvg-PG, exact", "per-fedavg-pg", three, {"variant": "exact"}),
+        "first-order": Method("Per-FedAvg-PG, first-order", "per-fedavg-pg", two, {"variant": "first-order"}),
+        "hessian-free": Method("Per-FedAvg-PG, central differences", "per-fedavg-pg", three, tables=HESSIAN_FREE),
+        "two-steps": Method(
+            "Per-FedAvg-PG, first-order, two steps",
+            "per-fedavg-pg",
+            partial(two, times=2),
+            {"variant": "first-order", "adaptation_steps": 2},
+        ),
+        "sg-mrl": Method("SG-MRL, federated", "sg-mrl", two),
+        "sg-mrl-pooled": Method("SG-MRL, centralized", "sg-mrl", partial(two, steps=1)),
+        "storm": Method("Per-FedAvg-STORM", "per-fedavg-storm", two),
+        "reptile": Method("Reptile", "reptile", one, search={"server_step": (0.1, 1.0)}),
+        # Other personalization.
+        "mixing": Method("mixing, PfoPG", "mixing", partial(one, times=2), search={"weight": (0.05, 0.95)}),
+        "mixing-zo": Method(
+            "mixing, zeroth-order, ZO-APFPG",
+            "mixing",
+            partial(one, times=2),
+            {"gradient": "zeroth-order", "weight": 0.5},
+            search={"weight_rate": (0.01, 0.3)},
+        ),
+        "shared-representation": Method("shared representation", "shared-representation", heads),
+        "pfedme": Method("pFedMe", "pfedme", one, search={"weight": (0.1, 100.0)}),
+        "pmeta-rl": Method("pMeta-RL", "pmeta-rl", one, search={"weight": (0.1, 100.0)}),
+        "fine-tuned": Method("FedAvg-PG, then fine-tuning", "fine-tuned", one),
+        # One shared policy, deployed after one step.
+        "fedavg-pg": Method("FedAvg-PG", "fedavg-pg", one),
+        "fedadam": Method(
+            "FedAvg-PG, Adam at the server",
+            "fedavg-pg",
+            one,
+            search={"server.rate": (0.01, 0.3)},
+            tables={"server": {"optimizer": "adam"}},
+        ),
+        "softmax-fedpg": Method(
+            "softmax FedPG, 20 local steps", "softmax-fedpg", many, search={"regularization": (1e-4, 0.1)}
+        ),
+        "fast-fedpg": Method("Fast-FedPG", "fast-fedpg", anchored),
+        "fednpg": Method("FedNPG", "fednpg", whole, search={"entropy": (1e-3, 0.3)}),
+        "fedsarsa": Method("FedSARSA", "fedsarsa", one, search={"temperature": (0.01, 1.0)}),
+        "afedpg": Method("AFedPG, delays", "afedpg", waiting),
+        # No federation.
+        "local-pg": Method("local training", "local-pg", one, steps=STEP),
+        "from-scratch": Method("from scratch", "from-scratch", nothing, steps=("alpha",)),
+    }
+)
