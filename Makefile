@@ -44,6 +44,8 @@ figures: $(STAMP)
 	$(BIN)/perfedrl reproduce all --runs results --saved --figures docs/figures --json results/claims.json
 	$(BIN)/perfedrl reproduce families --runs results/families --saved --figures docs/figures \
 		--json results/families/claims.json
+	$(BIN)/perfedrl reproduce mechanisms --runs results/mechanisms --saved --figures docs/figures \
+		--json results/mechanisms/claims.json
 
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
 lock: $(STAMP)

@@ -27,8 +27,8 @@ from perfedrl.experiments.run import saved
 from perfedrl.experiments.run import train as train_configs
 from perfedrl.report import tables
 
-GROUPS = {"all": list(paper.EXPERIMENTS), "families": list(paper.FAMILIES)}
-NAMES = f"{', '.join(GROUPS['all'])}, or all; {', '.join(GROUPS['families'])}, or families."
+GROUPS = {"all": list(paper.EXPERIMENTS), "families": list(paper.FAMILIES), "mechanisms": list(paper.MECHANISMS)}
+NAMES = "; ".join(f"{', '.join(members)}, or {group}" for group, members in GROUPS.items()) + "."
 
 
 def demo(
@@ -85,7 +85,8 @@ def reproduce(
     compilation.use_all_cores()
     configs = paper.all_configs(chosen, seeds, quick)
     trained = saved(configs, runs) if only_saved else train_all(configs, runs, restart, compile_cache)
-    claims, plots = findings(chosen, seeds, quick, trained)
+    kept = paper.Kept(runs, only_saved, restart)
+    claims, plots = findings(chosen, seeds, quick, trained, kept)
     out.print(tables.claims(claims, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
@@ -102,17 +103,21 @@ def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool
         return train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
 
 
-def findings(chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any]) -> tuple[list[Any], list[Any]]:
-    """The claims and the figures of some experiments, from all their runs."""
+def findings(
+    chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any], kept: paper.Kept
+) -> tuple[list[Any], list[Any]]:
+    """The claims and the figures of some experiments, from all their runs and what is kept beside them."""
     from perfedrl.report.figures import FIGURES
 
     run_of = {run.config.folder: run for run in trained}
     claims, plots = [], []
     for experiment in chosen:
-        wanted = experiment.configs(paper.seeds_of(experiment, seeds, quick), quick)
+        repeats = paper.seeds_of(experiment, seeds, quick)
+        wanted = experiment.configs(repeats, quick)
         done = {key: run_of[config.folder] for key, config in wanted.items()}
         with measuring(experiment.name) as progress:
-            evidence = experiment.measure(done, progress)
+            arrays = kept(experiment.name, experiment.kept(repeats), progress)
+            evidence = experiment.measure({**done, **arrays}, progress)
         claims += experiment.claims(evidence)
         plots += FIGURES[experiment.name](evidence)
     return claims, plots

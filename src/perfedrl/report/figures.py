@@ -17,6 +17,7 @@ from perfedrl.report import (
     families_figures,
     gym_figures,
     lqr_figures,
+    mechanism_figures,
     theory_figures,
     trust_figures,
 )
@@ -130,6 +131,10 @@ FIGURES: Mapping[str, Callable[[Any], list[Plot]]] = MappingProxyType(
         "privacy": trust_figures.private,
         "lqr": lqr_figures.figures,
         "navigation": families_figures.navigation,
+        "fednpg": mechanism_figures.fednpg,
+        "fedsarsa": mechanism_figures.fedsarsa,
+        "fast-fedpg": mechanism_figures.fast_fedpg,
+        "client-sampling": mechanism_figures.client_sampling,
         **{name: partial(gym_figures.unseen, study) for name, study in gym_fleets.STUDIES.items()},
     }
 )

@@ -206,7 +206,9 @@ def default(parameter: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A number with three decimals, or whole where it is large."""
+    """A number with three decimals, whole where it is large, with a power of ten where decimals show nothing."""
+    if 0 < abs(value) < 5e-4:
+        return f"{value:.1e}"
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
 
 

@@ -8,7 +8,9 @@ from perfedrl.experiments.paper.beyond import CURVATURE, FEWSHOT
 from perfedrl.experiments.paper.claims import Claim, Experiment, Runs
 from perfedrl.experiments.paper.families import NAVIGATION
 from perfedrl.experiments.paper.gym_fleets import GYM_FLEETS
+from perfedrl.experiments.paper.kept import Kept
 from perfedrl.experiments.paper.lqr import LQR
+from perfedrl.experiments.paper.mechanisms import MECHANISMS as MECHANISM_STUDIES
 from perfedrl.experiments.paper.neural import E4, E5, E7
 from perfedrl.experiments.paper.tabular import E1, E3, E6
 from perfedrl.experiments.paper.theory import THEORY
@@ -23,7 +25,10 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 FAMILIES: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in (NAVIGATION, *GYM_FLEETS)})
 """On the field's own families, some of them in Gymnasium, which is an extra: apart from `all`."""
 
-KNOWN: Mapping[str, Experiment] = MappingProxyType({**EXPERIMENTS, **FAMILIES})
+MECHANISMS: Mapping[str, Experiment] = MappingProxyType({e.name: e for e in MECHANISM_STUDIES})
+"""What other mechanisms' papers claim of them."""
+
+KNOWN: Mapping[str, Experiment] = MappingProxyType({**EXPERIMENTS, **FAMILIES, **MECHANISMS})
 
 
 def seeds_of(experiment: Experiment, seeds: int | None = None, quick: bool = False) -> int:
@@ -37,4 +42,16 @@ def all_configs(experiments: Sequence[Experiment], seeds: int | None = None, qui
     return list({config.folder: config for config in made}.values())
 
 
-__all__ = ["EXPERIMENTS", "FAMILIES", "KNOWN", "QUICK_SEEDS", "Claim", "Experiment", "Runs", "all_configs", "seeds_of"]
+__all__ = [
+    "EXPERIMENTS",
+    "FAMILIES",
+    "KNOWN",
+    "MECHANISMS",
+    "QUICK_SEEDS",
+    "Claim",
+    "Experiment",
+    "Kept",
+    "Runs",
+    "all_configs",
+    "seeds_of",
+]

@@ -1,12 +1,13 @@
 """A number of the paper beside ours, and when it counts as met."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.paper.kept import Measurement
 from perfedrl.experiments.stats import Interval, mean_interval, median_interval, share_interval
 from perfedrl.experiments.store import Run
 from perfedrl.types import Progress
@@ -42,6 +43,8 @@ class Experiment:
     measure: Callable[[Runs, Progress], Any] = lambda runs, _progress: runs
     seeds: int = 10
     """How many seeds it is meant for."""
+    kept: Callable[[int], Sequence[Measurement]] = lambda _seeds: ()
+    """What it measures once for so many seeds and keeps beside the runs; with them it is what `measure` gets."""
 
 
 def final(run: Run) -> np.ndarray:
