@@ -26,7 +26,7 @@ def fednpg(evidence: study.Evidence) -> list[Plot]:
     rounds, errors = exact["rounds"].astype(float), exact["errors.policy"]
     labels = [f"c = {c:g}" + (f", factor {study.rate(e):.3f} a round" if c < 1 else "") for c, e in shares(exact)]
     lines = [exactly(label, rounds, e, color) for label, e, color in zip(labels, errors, COLORS, strict=False)]
-    bound = exactly("the paper's bound, c = 0.5", rounds[1:], study.npg_bound(exact, 1)[0], PINK, dashed=True)
+    bound = exactly("bound of rate 1 − c (1 − γ), c = 0.5", rounds[1:], study.npg_bound(exact, 1)[0], PINK, dashed=True)
     title = "FedNPG without noise to the regularized optimum (gridworld, λ = 0.1)"
     without = Lines("mechanism-fednpg", title, ROUND, LOG_ERROR, (*lines, bound), (), y_scale="log")
     series = [
@@ -107,7 +107,7 @@ def client_sampling(evidence: study.Evidence) -> list[Plot]:
     )
     levels = Level("all agents", 0.0, GREEN), Level("90 % of the gap given back", (study.TARGET - 1) * gap, PINK)
     seeds = tuple(range(len(level["full"])))
-    title = "Resting, without noise"
+    title = "Client sampling at rest, gridworld, no noise"
     resting = Lines("mechanism-sampling", title, PER_AGENT, LESS, series, seeds, levels)
     return [resting, by_batch(evidence, seeds), from_start(evidence, seeds)]
 
@@ -122,7 +122,15 @@ def by_batch(evidence: study.Evidence, seeds: tuple[int, ...]) -> Lines:
         if name != "full"
     )
     at = Axis("trajectories per batch", "log", ticks=tuple(m.tolist()))
-    return Lines("mechanism-sampling-batches", "Resting", at, LESS, series, seeds, (Level("all agents", 0.0, GREEN),))
+    return Lines(
+        "mechanism-sampling-batches",
+        "Client sampling at rest, gridworld",
+        at,
+        LESS,
+        series,
+        seeds,
+        (Level("all agents", 0.0, GREEN),),
+    )
 
 
 def from_start(evidence: study.Evidence, seeds: tuple[int, ...]) -> Lines:
@@ -133,7 +141,9 @@ def from_start(evidence: study.Evidence, seeds: tuple[int, ...]) -> Lines:
         for name, (label, color, dashed) in METHODS.items()
     )
     y_label = "return after adaptation, mean over agents"
-    return Lines("mechanism-sampling-start", "From the start, without noise", PER_AGENT, y_label, series, seeds)
+    return Lines(
+        "mechanism-sampling-start", "Client sampling from the start, no noise", PER_AGENT, y_label, series, seeds
+    )
 
 
 def met(found: Arrays, name: str, share: float) -> np.ndarray:

@@ -79,7 +79,7 @@ def rate(errors: Float[np.ndarray, " R"]) -> float:
 
 
 def npg_bound(arrays: Arrays, share: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the paper allows the log-policy's and the values' error to be after each round but the first, at a share."""
+    """Cen et al.'s bounds on the log-policy's and the values' error from the first round on, at a share of SHARES."""
     discount, c = gridworld().train.discount, arrays["settings"][share]
     first = arrays["errors.values"][share, 0] + 2 * ENTROPY * (1 - c) * arrays["errors.policy"][share, 0]
     left = (1 - c * (1 - discount)) ** arrays["rounds"][:-1]
@@ -107,7 +107,7 @@ def npg_claims(evidence: Evidence) -> list[Claim]:
     return [
         one(f"log-policy's error after 5 rounds, c = 1 (<= {DEEPEST:g})", 0.0, errors[0, 5], 0.0, DEEPEST),
         *rates,
-        everywhere("fednpg", "errors within the paper's bound", np.concatenate(within)),
+        everywhere("fednpg", "errors within the bound of rate 1 - c (1 - gamma)", np.concatenate(within)),
         single("fednpg", said, 0.0, mean_interval(ends[many]), 0.0, 1e-3),
     ]
 
