@@ -175,3 +175,15 @@ def test_bad_settings_are_refused(untyped):
         with pytest.raises(pf.UserError, match=name):
             SharedRepresentation(0.1, 0.3, **{name: value})
     assert SharedRepresentation(0.1, 0.3, head_steps=2, local_steps=3, m=4).trajectories_per_round == 20
+
+
+def test_agents_one_at_a_time_keep_their_heads_too():
+    """An empty array in an upload is no obstacle to working on few agents at a time."""
+    fleet, policy = pf.arc(goals=3, held_out=0, horizon=4), MLPSoftmax((2, 3, 8))
+    algorithm = SharedRepresentation(0.1, 0.1, head_steps=1, local_steps=1, m=2)
+    final = []
+    for chunk in (1, None):
+        simulation = Simulation(fleet, policy, [algorithm], [0], chunk=chunk)
+        final.append(simulation.advance(simulation.start(), 0, 2))
+    assert jax.tree.structure(final[0]) == jax.tree.structure(final[1])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), *final)

@@ -119,9 +119,19 @@ def _measure(algorithms, messages, clients, seeds, evaluation, tasks, first_agen
 
 def by_agent(f: Callable[..., Any], each: tuple, chunk: int | None) -> Any:
     """Map a function over agents, all at once or at most `chunk` at a time."""
-    if chunk is None or chunk >= len(jax.tree.leaves(each)[0]):
+    agents = len(jax.tree.leaves(each)[0])
+    if chunk is None or chunk >= agents:
         return jax.vmap(f)(*each)
-    return jax.lax.map(lambda xs: f(*xs), each, batch_size=chunk)
+    # Empty arrays, which stand for what agents keep to themselves, go around `jax.lax.map`, which cannot chunk them.
+    seen: dict[str, Any] = {}
+
+    def filled(xs: tuple) -> list[Array]:
+        seen["leaves"], seen["structure"] = jax.tree.flatten(f(*xs))
+        return [x for x in seen["leaves"] if jnp.size(x)]
+
+    made = iter(jax.lax.map(filled, each, batch_size=chunk))
+    empty = lambda x: jnp.zeros((agents, *jnp.shape(x)), jnp.result_type(x))  # noqa: E731
+    return jax.tree.unflatten(seen["structure"], [next(made) if jnp.size(x) else empty(x) for x in seen["leaves"]])
 
 
 def over_lanes(f: Callable[..., Any], lanes: tuple, common: tuple, devices: int) -> Any:
