@@ -1,6 +1,7 @@
 """Families of the meta-RL literature, beyond the paper: what unseen agents get after one step, beside others' numbers.
 
-Settings were chosen on another fleet (its seed is 1, here 0) and on seeds (100 to 105) that are not among those here.
+Settings were chosen on other fleets (their seeds are 2, 3 and 5, here 0) and on seeds (100 to 196) that are not among
+those here.
 """
 
 from types import MappingProxyType
@@ -16,20 +17,22 @@ MAML_BEFORE, MAML_AFTER, MAML_TRAJECTORIES = -40.41, -11.71, 20
 """MAML's score on unseen goals before and after one gradient step, and the trajectories of that step."""
 
 TARGET = -11.7
-BUDGETS = (0, 10, 20, 50, 100)
+BUDGETS = (0, 10, 20, 50, 100, 200, 500)
 
-POLICY = MappingProxyType({"name": "gaussian-mlp", "hidden": [32], "initial_std": 0.2})
+POLICY = MappingProxyType({"name": "gaussian-mlp", "hidden": [], "initial_std": 0.01, "last_scale": 0.0})
+"""Linear, nearly noiseless, from standing still: where a step leads is then a matter of the gradient alone."""
+
 RECIPE = MappingProxyType(
     {
         "name": "per-fedavg-pg",
         "variant": "first-order",
-        "alpha": 2e-4,
-        "beta": 0.05,
+        "alpha": 1e-6,
+        "beta": 0.003,
         "clip": 1.0,
         "learn_alpha": "per-parameter",
-        "alpha_rate": 0.05,
+        "alpha_rate": 0.03,
         "local_steps": 5,
-        "m_in": 30,
+        "m_in": 50,
         "m_out": 50,
     }
 )
@@ -37,15 +40,19 @@ RECIPE = MappingProxyType(
 
 
 def point_config(seeds: int, quick: bool = False) -> Config:
-    """MAML's setting, a hundred decisions from the origin, learned by twenty agents; undiscounted scores by budget."""
-    fleet = {"env": "point-navigation", "agents": 20, "held_out": 30, "horizon": 99, "discount": 0.97}
+    """MAML's setting, a hundred decisions from the origin, learned by a hundred agents; undiscounted scores by budget.
+
+    With twenty agents the initialization fits their goals, which are not spread evenly, and unseen ones less.
+    """
+    agents = {"agents": 5 if quick else 100, "held_out": 30}
+    fleet = {"env": "point-navigation", **agents, "horizon": 99, "discount": 0.99}
     measured = {"trajectories": 20, "episodes": 32, "few_shot": BUDGETS, "repeats": 4, "rollouts": 2}
     return make_config(
         {
             "name": "point-navigation",
             "seeds": seeds,
-            "rounds": 20 if quick else 120,
-            "evaluate_every": 20 if quick else 40,
+            "rounds": 20 if quick else 800,
+            "evaluate_every": 20 if quick else 200,
             "start": "per-seed",
             "baseline": "ridge",
             "fleet": fleet,
