@@ -186,7 +186,8 @@ def encoded(entry: Entry) -> bytes:
         return x
 
     content = asdict(entry) | {"trials": [{"settings": t.settings, "score": t.score} for t in entry.trials]}
-    return (json.dumps(plain(content), indent=1, allow_nan=False) + "\n").encode()
+    lines = (f"{json.dumps(key)}: {json.dumps(plain(x), allow_nan=False)}" for key, x in content.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def decoded(path: Path) -> Entry:
