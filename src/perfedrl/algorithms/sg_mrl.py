@@ -126,7 +126,10 @@ def debiased_gradient(
     adapted = optax.tree.add_scale(theta, alpha, agent.gradient_of(theta, inner))
     outer = agent.sampler.sample(adapted, keys.outer, m_out)
     g_out = agent.gradient_of(adapted, outer)
-    value = jnp.mean(scaled(agent.policy, adapted, reward_to_go(outer, agent.discount)[:, 0]))
+    # A copy that the compiler does not know for one: where g_out shares its returns, a seed alone and beside others has
+    # different bits.
+    returns = reward_to_go(jax.lax.optimization_barrier(outer), agent.discount)
+    value = jnp.mean(scaled(agent.policy, adapted, returns[:, 0]))
     moved, score = _through(agent.policy, agent.forms, agent.discount, theta, inner, g_out)
     return jax.tree.map(lambda g, moved, s: g + alpha * moved + (value - baseline) * s, g_out, moved, score), value
 
