@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed
 run: $(STAMP)
 	$(BIN)/perfedrl demo
 
+# A process per core; a file stays in one process, since its tests share compiled programs.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile --durations 15
 
 # Fleets of real processes over TLS on the loopback device, and what happens when parts of them die or lie.
 test-federation: $(STAMP)
