@@ -50,5 +50,6 @@ def show(found: list[study.Comparison], report: Path, figures: Path | None) -> N
         out.print(compare_tables.terminal(comparison))
     written = [page.write(reports.of_comparisons(found, command_line()), report)]
     if figures:
-        written += [path for plot in compare_figures.of(found) for path in static.save(plot, figures)]
+        plots = compare_figures.summary(found) + (compare_figures.details(found[0]) if len(found) == 1 else [])
+        written += [path for plot in plots for path in static.save(plot, figures)]
     wrote(written)

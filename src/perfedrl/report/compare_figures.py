@@ -1,14 +1,30 @@
 """Figures of comparisons: ranks with their critical difference, returns by method, who wins as agents grow apart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from perfedrl.experiments.compare import METHODS, Comparison
 from perfedrl.experiments.stats import bootstrap_interval, critical_difference, mean_ranks
 from perfedrl.report.compare_tables import finite, measured
-from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Lines, Plot, Range, Ranges, Series
+from perfedrl.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    Axis,
+    DotPanel,
+    Dots,
+    Lines,
+    Marks,
+    Plot,
+    Range,
+    Ranges,
+    Series,
+)
 
+TRAINING, UNSEEN, GAP = "training", "unseen, 50", "gap to the optimum"
 MAML = ("per-fedavg-pg", "first-order", "hessian-free", "two-steps", "sg-mrl", "sg-mrl-pooled", "storm", "reptile")
 PERSONAL = ("mixing", "mixing-zo", "shared-representation", "pfedme", "pmeta-rl", "fine-tuned")
 ALONE = ("local-pg", "from-scratch")
@@ -52,11 +68,42 @@ def returns(comparison: Comparison, measure: str) -> Ranges:
     return Ranges(f"compare-{comparison.plan.name}-{plain}", title, "return", tuple(lines), note)
 
 
-def by_level(comparisons: Sequence[Comparison], levels: Sequence[float], measure: str, y_label: str) -> Lines:
-    """A measure over the level of heterogeneity."""
+def overview(comparisons: Sequence[Comparison]) -> Dots:
+    """Every method on a line, the best for unseen agents on top; a panel for each fleet."""
     found = [measured(comparison) for comparison in comparisons]
+    present = [m for m in METHODS if any(m in own for own in found)]
+    height = lambda own, m, key: float(own[m][key].mean()) if m in own and key in own[m] else np.nan  # noqa: E731
+    order = sorted(present, key=lambda m: np.nanmean([standing(own, m) for own in found]))
+    marks = ((TRAINING, "training agents", GREY), (UNSEEN, "unseen agents, 50 trajectories", BLUE))
+    panels = tuple(
+        DotPanel(
+            f"{comparison.plan.name}\nreturn",
+            tuple(
+                Marks(label, np.asarray([height(own, m, key) for m in order]), shade, np.zeros(len(order), bool))
+                for key, label, shade in marks
+            ),
+            scale="linear",
+        )
+        for comparison, own in zip(comparisons, found, strict=True)
+    )
+    title = "Mechanisms at matched budgets, means over seeds; the best for unseen agents on top"
+    return Dots("compare-overview", title, tuple(METHODS[m].title for m in order), panels)
+
+
+def standing(own: Mapping[str, Mapping[str, np.ndarray]], method: str) -> float:
+    """A method's rank among all on one fleet, by unseen agents, or by training agents where it serves no others."""
+    key = UNSEEN if UNSEEN in own.get(method, {}) else TRAINING
+    if method not in own:
+        return float("nan")
+    values = [x[key].mean() for x in own.values() if key in x and finite(x[key])]
+    return float(sum(value > own[method][key].mean() for value in values)) / max(1, len(values))
+
+
+def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> Lines:
+    """A measure over the levels of one family."""
+    found, levels = [measured(c) for c in comparisons], [c.plan.level for c in comparisons]
     shades = (BLUE, ORANGE, GREEN, PINK, GREY)
-    present = [m for m in LEVELS if all(m in own and measure in own[m] for own in found)]
+    present = [m for m in LEVELS if all(m in own and measure in own[m] and finite(own[m][measure]) for own in found)]
     series = tuple(
         Series(
             METHODS[m].title,
@@ -67,18 +114,30 @@ def by_level(comparisons: Sequence[Comparison], levels: Sequence[float], measure
         )
         for i, m in enumerate(present)
     )
+    family = comparisons[0].plan.family
     plain = measure.replace(", ", "-").replace(" ", "-")
-    axis = Axis("heterogeneity of the agents")
     seeds = tuple(range(comparisons[0].plan.seeds))
-    return Lines(f"compare-levels-{plain}", "Random MDPs", axis, y_label, series, seeds)
+    return Lines(f"compare-{family}-{plain}", family, Axis("heterogeneity of the agents"), y_label, series, seeds)
 
 
-def of(comparisons: Sequence[Comparison]) -> list[Plot]:
-    """The figures of some comparisons."""
+def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
+    """What several comparisons say together."""
     name = comparisons[0].plan.name if len(comparisons) == 1 else "all"
-    plots: list[Plot] = []
-    for measure, what in (("training", "training agents"), ("unseen, 50", "unseen agents, 50 trajectories")):
-        if any(measure in own for own in measured(comparisons[0]).values()):
+    plots: list[Plot] = [overview(comparisons)] if len(comparisons) > 1 else []
+    for measure, what in ((TRAINING, "training agents"), (UNSEEN, "unseen agents, 50 trajectories")):
+        if all(any(measure in own for own in measured(c).values()) for c in comparisons):
             plots.append(ranks(f"compare-{name}-ranks-{what.split()[0]}", f"Ranks, {what}", comparisons, measure))
-            plots += [returns(comparison, measure) for comparison in comparisons]
+    families: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        families.setdefault(comparison.plan.family, []).append(comparison)
+    for family, members in families.items():
+        if family and np.isfinite(members[0].optimum):
+            plots.append(by_level(members, GAP, "distance to the agents' optimum, training agents"))
+            plots.append(by_level(members, UNSEEN, "return of unseen agents, 50 trajectories"))
     return plots
+
+
+def details(comparison: Comparison) -> list[Plot]:
+    """Every method's return on one fleet."""
+    measures = [m for m in (TRAINING, UNSEEN) if any(m in own for own in measured(comparison).values())]
+    return [returns(comparison, measure) for measure in measures]

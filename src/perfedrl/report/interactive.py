@@ -1,5 +1,6 @@
 """Plots for a browser, with the values of every seed on hover."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -196,7 +197,7 @@ def draw_ranges(plot: Ranges) -> go.Figure:
             hovertemplate="%{y}<br>%{x:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f})<extra></extra>",
             showlegend=False,
         )
-    figure.update_xaxes(title=f"{plot.x_label}<br>{plot.note}" if plot.note else plot.x_label)
+    figure.update_xaxes(title="<br>".join([plot.x_label, *textwrap.wrap(plot.note, 100)]))
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_layout(height=max(320, 140 + 24 * len(plot.ranges)), margin={"l": 20, "r": 20, "t": 40, "b": 80})
     return figure

@@ -98,7 +98,7 @@ def of_comparisons(found: Sequence[Comparison], command: str) -> page.Report:
         command=command,
         facts={"made on": f"{made['device']}, {made['finished'][:10]}", "versions": f"perfedrl {made['perfedrl']}"},
         tables=tables_,
-        plots=compare_figures.of(found),
+        plots=[*compare_figures.summary(found), *(plot for one in found for plot in compare_figures.details(one))],
     )
 
 

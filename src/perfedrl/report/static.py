@@ -2,6 +2,7 @@
 
 import csv
 import io
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +143,10 @@ def draw_ranges(plot: Ranges) -> Figure:
         axes.plot(line.value, y, "o", color=line.color, markersize=5)
     axes.set_yticks(np.arange(len(plot.ranges)), [line.label for line in plot.ranges], fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlabel(f"{plot.x_label}\n{plot.note}" if plot.note else plot.x_label)
+    axes.set_xlabel(plot.x_label)
     figure.suptitle(plot.title, fontsize=10)
+    if plot.note:
+        figure.supxlabel(textwrap.fill(plot.note, 100), fontsize=8, color=GREY)
     axes.grid(alpha=0.25, linewidth=0.6, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -27,11 +27,14 @@ class Plan(BaseModel):
 
     `budget` is what an agent samples in a round, `trials` how many settings every method tries; `search` has the ranges
     of the step sizes. `tuning` is what makes the tuning fleet out of the fleet: other agents, none of which is tested.
+    Plans of one `family` differ in their `level`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
     name: str
+    family: str = ""
+    level: float | None = None
     seeds: int = Field(default=10, ge=2, le=1000)
     rounds: int = Field(ge=1)
     evaluations: int = Field(default=10, ge=1)
@@ -71,7 +74,7 @@ class Plan(BaseModel):
     @cached_property
     def digest(self) -> str:
         """Ten hex digits that identify what is compared, but for which methods."""
-        content = self.model_dump(mode="json", exclude={"name", "methods"})
+        content = self.model_dump(mode="json", exclude={"name", "family", "level", "methods"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
@@ -202,9 +205,11 @@ def load_plans(path: str | Path) -> list[Plan]:
         plans = []
         for i in range(len(next(iter(levels.values()))) if levels else 1):
             own = {name: values[i] for name, values in levels.items()}
-            first = f"-{next(iter(own.values())):g}" if own else ""
-            fleet = {**table.get("fleet", {}), **own}
-            plans.append(validated(Plan, {**table, "fleet": fleet, "name": f"{table.get('name', '')}{first}"}, "plan"))
+            more: dict[str, Any] = {"fleet": {**table.get("fleet", {}), **own}}
+            if own:
+                level, family = next(iter(own.values())), table.get("name", "")
+                more |= {"name": f"{family}-{level:g}", "family": family, "level": level}
+            plans.append(validated(Plan, {**table, **more}, "plan"))
         for plan in plans:
             plan.check()
     except UserError as error:
