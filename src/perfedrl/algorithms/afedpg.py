@@ -62,6 +62,9 @@ class AFedPG(eqx.Module):
     mean_delay: float = eqx.field(static=True)
     normalize: bool = eqx.field(static=True)
 
+    uploads_arrive = True
+    """In a round there may be nothing in an upload: what looks at uploads as changed messages cannot go around this."""
+
     def __init__(
         self,
         alpha: float,

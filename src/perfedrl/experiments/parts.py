@@ -126,7 +126,7 @@ def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
     Agents keep what is their own, correct and protect what they send, the server aggregates it and steps, and attackers
     come between the two.
     """
-    check_together(config)
+    check_together(config, algorithm)
     algorithm = keep_local(config.normalization, algorithm)
     if config.control_variate is not None:
         algorithm = ControlVariate(algorithm, config.control_variate.mode, total)
@@ -147,9 +147,14 @@ def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
     return algorithm
 
 
-def check_together(config: Any) -> None:
+def check_together(config: Any, algorithm: Algorithm) -> None:
     """Refuse what would not do what it says in company."""
     control, server, robust = config.control_variate, config.server, (config.aggregation or {"name": "mean"})["name"]
+    if getattr(algorithm, "uploads_arrive", False) and (config.privacy or config.attack or robust != "mean"):
+        raise UserError(
+            f"{config.algorithm['name']} has agents who send nothing in some rounds, which [privacy], [attack] and "
+            "aggregations but the mean would take for an upload: leave them out, or take fedavg-pg"
+        )
     if control is not None and (config.privacy or config.attack or robust != "mean"):
         raise UserError(
             "a [control_variate] remembers displacements as they are: leave it out, or [privacy], [attack] and every "
