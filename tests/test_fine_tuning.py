@@ -111,3 +111,15 @@ def test_from_scratch_serves_unseen_agents_and_local_pg_does_not():
 def test_bad_settings_are_refused(make, setting):
     with pytest.raises(pf.UserError, match=setting):
         make()
+
+
+def test_per_fedavg_pg_may_take_more_steps_at_deployment_than_in_training():
+    theta, key = POLICY.init(jax.random.key(0)), jax.random.key(3)
+    agent = Sampled(POLICY)(FLEET.task(2))
+    own = pf.PerFedAvgPG(1.0, 0.3, deployment_alpha=0.5, deployment_steps=4)
+    tuned = FineTuned(0.5, 0.3, fine_tuning_steps=4)
+    np.testing.assert_array_equal(
+        own.personalize(theta, (), agent, key, 12), tuned.personalize(theta, (), agent, key, 12)
+    )
+    with pytest.raises(pf.UserError, match="deployment_steps must be at least 1"):
+        pf.PerFedAvgPG(1.0, 0.3, deployment_steps=0)

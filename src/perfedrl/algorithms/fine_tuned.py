@@ -8,7 +8,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
 from perfedrl.estimators import Objective, StepKeys, adapt
-from perfedrl.types import Array, Params, Scalar
+from perfedrl.types import Array, Params, Scalar, StepSize
 
 
 class FineTuned(eqx.Module):
@@ -57,7 +57,7 @@ class FineTuned(eqx.Module):
         return fine_tune(agent, message, self.alpha, key, m, self.fine_tuning_steps)
 
 
-def fine_tune(agent: Objective, theta: Params, alpha: Scalar, key: PRNGKeyArray, m: int, steps: int) -> Params:
+def fine_tune(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int) -> Params:
     """So many policy-gradient steps that share m trajectories, m // steps each; fewer steps where m is smaller."""
     steps = max(1, min(steps, m))
     return adapt(agent, theta, alpha, key, m // steps, steps)

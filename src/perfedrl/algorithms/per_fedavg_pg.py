@@ -17,8 +17,9 @@ from perfedrl.algorithms.base import (
     check_step_sizes,
     local_steps,
 )
+from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.errors import UserError
-from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys, adapt
+from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys
 from perfedrl.estimators.control import Uncontrolled, dot, ratio, shortened
 from perfedrl.estimators.meta import adaptation, back
 from perfedrl.estimators.split import LEAST, split_gradient, unknown
@@ -50,6 +51,7 @@ class PerFedAvgPG(eqx.Module):
       on, at `alpha_rate`.
     - `deployment_alpha`: the step size to personalize with, where it is not alpha. Training's adaptation has few
       trajectories and so much noise; an agent with more of them can afford a longer step.
+    - `deployment_steps`: how many steps share the trajectories at deployment, where it is not `adaptation_steps`.
     """
 
     alpha: Any
@@ -66,6 +68,7 @@ class PerFedAvgPG(eqx.Module):
     control: str = eqx.field(static=True)
     limit: float = eqx.field(static=True)
     learn_alpha: str = eqx.field(static=True)
+    deployment_steps: int | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class PerFedAvgPG(eqx.Module):
         learn_alpha: Literal["no", "scalar", "per-parameter"] = "no",
         alpha_rate: float = 0.02,
         deployment_alpha: float | None = None,
+        deployment_steps: int | None = None,
     ):
         check_choice("variant", variant, VARIANTS)
         check_choice("control", control, (*CONTROLS, AUTO))
@@ -91,6 +95,7 @@ class PerFedAvgPG(eqx.Module):
         check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit, deployment_alpha=deployment_alpha)
         curvature = {"m_h": m_h} if variant == "exact" else {}
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
+        check_counts(**({} if deployment_steps is None else {"deployment_steps": deployment_steps}))
         check_control(control, variant, adaptation_steps, m_h, m_out)
         if learn_alpha != "no" and isinstance(alpha, int | float) and alpha == 0:
             raise UserError("learn_alpha multiplies alpha, which is 0 and would stay so")
@@ -98,7 +103,7 @@ class PerFedAvgPG(eqx.Module):
         self.deployment_alpha = deployment_alpha
         self.local_steps, self.m_in, self.m_h, self.m_out = local_steps, m_in, m_h, m_out
         self.variant, self.adaptation_steps, self.control, self.limit = variant, adaptation_steps, control, limit
-        self.learn_alpha = learn_alpha
+        self.learn_alpha, self.deployment_steps = learn_alpha, deployment_steps
 
     @property
     def trajectories_per_round(self) -> int:
@@ -185,8 +190,8 @@ class PerFedAvgPG(eqx.Module):
 
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """theta^K + alpha g_in, line 12; several steps share the m trajectories."""
-        steps = max(1, min(self.adaptation_steps, m))
-        return adapt(agent, self.shared(message), self.deployed_step_size(message), key, m // steps, steps)
+        steps = self.deployment_steps or self.adaptation_steps
+        return fine_tune(agent, self.shared(message), self.deployed_step_size(message), key, m, steps)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

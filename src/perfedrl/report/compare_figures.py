@@ -25,10 +25,29 @@ from perfedrl.report.plots import (
 )
 
 TRAINING, UNSEEN, GAP = "training", "unseen, 50", "gap to the optimum"
-MAML = ("per-fedavg-pg", "first-order", "hessian-free", "two-steps", "sg-mrl", "sg-mrl-pooled", "storm", "reptile")
+MAML = (
+    "per-fedavg-pg",
+    "first-order",
+    "first-order-tuned",
+    "hessian-free",
+    "two-steps",
+    "sg-mrl",
+    "sg-mrl-pooled",
+    "storm",
+    "reptile",
+)
 PERSONAL = ("mixing", "mixing-zo", "shared-representation", "pfedme", "pmeta-rl", "fine-tuned")
 ALONE = ("local-pg", "from-scratch")
-LEVELS = ("per-fedavg-pg", "first-order", "fedavg-pg", "fine-tuned", "mixing", "pmeta-rl", "local-pg", "from-scratch")
+LEVELS = (
+    "per-fedavg-pg",
+    "first-order",
+    "first-order-tuned",
+    "fedavg-pg",
+    "fine-tuned",
+    "mixing",
+    "local-pg",
+    "from-scratch",
+)
 
 
 def color(method: str) -> str:

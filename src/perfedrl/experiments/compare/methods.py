@@ -80,6 +80,13 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             partial(two, times=2),
             {"variant": "first-order", "adaptation_steps": 2},
         ),
+        "first-order-tuned": Method(
+            "Per-FedAvg-PG, first-order, then fine-tuning",
+            "per-fedavg-pg",
+            two,
+            {"variant": "first-order", "deployment_steps": 10},
+            steps=(*STEPS, "deployment_alpha"),
+        ),
         "sg-mrl": Method("SG-MRL, federated", "sg-mrl", two),
         "sg-mrl-pooled": Method("SG-MRL, centralized", "sg-mrl", partial(two, steps=1)),
         "storm": Method("Per-FedAvg-STORM", "per-fedavg-storm", two),

@@ -148,7 +148,7 @@ class Plan(BaseModel):
 
     def ranges(self, method: Method) -> dict[str, tuple[float, float]]:
         """What is searched for, and where."""
-        return {name: self.search[name] for name in method.steps} | dict(method.search)
+        return {name: self.search[name.removeprefix("deployment_")] for name in method.steps} | dict(method.search)
 
     def _middle(self, method: Method) -> dict[str, float]:
         return {name: float(np.sqrt(low * high)) for name, (low, high) in self.ranges(method).items()}
