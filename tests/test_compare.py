@@ -252,3 +252,12 @@ def test_a_plan_goes_by_what_it_compares_and_not_by_who_takes_part(small):
     fewer = Plan.model_validate({**small.model_dump(), "methods": ("fedavg-pg",)})
     longer = Plan.model_validate({**small.model_dump(), "rounds": 3})
     assert fewer.folder == small.folder != longer.folder
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_results():
+    page = (PLANS.parent.parent / "docs" / "comparison.md").read_text().splitlines()
+    every = [plan for stem in ("gridworld", "arc", "cart_poles", "random_mdps") for plan in plans(stem)]
+    found = [compare(plan, RESULTS, saved=True) for plan in every]
+    for measure in ("training", "unseen, 50"):
+        for line in compare_tables.lines(found, measure):
+            assert line in page

@@ -140,9 +140,10 @@ def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> L
 
 
 def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
-    """What several comparisons say together."""
+    """What several comparisons say together; a family stands in the overview with its last level."""
     name = comparisons[0].plan.name if len(comparisons) == 1 else "all"
-    plots: list[Plot] = [overview(comparisons)] if len(comparisons) > 1 else []
+    shown = {c.plan.family or c.plan.name: c for c in comparisons}
+    plots: list[Plot] = [overview(list(shown.values()))] if len(comparisons) > 1 else []
     for measure, what in ((TRAINING, "training agents"), (UNSEEN, "unseen agents, 50 trajectories")):
         if all(any(measure in own for own in measured(c).values()) for c in comparisons):
             plots.append(ranks(f"compare-{name}-ranks-{what.split()[0]}", f"Ranks, {what}", comparisons, measure))
@@ -151,7 +152,7 @@ def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
         families.setdefault(comparison.plan.family, []).append(comparison)
     for family, members in families.items():
         if family and np.isfinite(members[0].optimum):
-            plots.append(by_level(members, GAP, "distance to the agents' optimum, training agents"))
+            plots.append(by_level(members, GAP, "distance to the agents' optimum"))
             plots.append(by_level(members, UNSEEN, "return of unseen agents, 50 trajectories"))
     return plots
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from perfedrl.experiments.compare import METHODS, Comparison
 from perfedrl.experiments.stats import Interval, bootstrap_interval
 from perfedrl.report import page
 
 REFERENCE = "per-fedavg-pg"
-SHOWN = ("training", "worst agent", "unseen, 0", "unseen, 20", "unseen, 50", "unseen, 100", "unseen, 200")
+SHOWN = ("training", "worst agent", "gap to the optimum", "unseen, 0", "unseen, 50", "unseen, 200")
 
 
 def measured(comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
@@ -26,12 +26,32 @@ def columns(comparison: Comparison) -> list[str]:
 
 
 def terminal(comparison: Comparison) -> Table:
-    """The measures as a table for the terminal: means over seeds."""
-    shown = [name for name in columns(comparison) if name in SHOWN or name == "gap to the optimum"]
-    table = Table("method", *shown, title=f"{comparison.plan.name}: mean return over {comparison.plan.seeds} seeds")
+    """The measures as a table for the terminal: means over seeds. Methods go by the names that `--only` takes."""
+    shown = [name for name in SHOWN if name in columns(comparison)]
+    table = Table(
+        Column("method", no_wrap=True),
+        *shown,
+        title=f"{comparison.plan.name}: mean return over {comparison.plan.seeds} seeds",
+    )
     for name, found in measured(comparison).items():
-        table.add_row(METHODS[name].title, *(number(found.get(key)) for key in shown))
+        table.add_row(name, *(number(found.get(key)) for key in shown))
     return table
+
+
+def lines(comparisons: Sequence[Comparison], measure: str) -> list[str]:
+    """One measure of every method on every fleet as the lines of a Markdown table, means over seeds, the best bold."""
+    found = [measured(comparison) for comparison in comparisons]
+    mean = lambda own, m: own[m][measure].mean() if m in own and measure in own[m] else np.nan  # noqa: E731
+    values = {m: np.asarray([mean(own, m) for own in found]) for m in METHODS}
+    best = np.nanmax(list(values.values()), axis=0)
+    cell = lambda x, top: "" if np.isnan(x) else f"**{x:.2f}**" if x >= top - 0.005 else f"{x:.2f}"  # noqa: E731
+    head = ["method", *(comparison.plan.name for comparison in comparisons)]
+    rows = [
+        [METHODS[m].title, *(cell(x, top) for x, top in zip(row, best, strict=True))]
+        for m, row in values.items()
+        if not np.isnan(row).all()
+    ]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def results(comparison: Comparison) -> page.Table:
