@@ -10,7 +10,7 @@ from perfedrl.experiments.stats import Interval, bootstrap_interval
 from perfedrl.report import page
 
 REFERENCE = "per-fedavg-pg"
-SHOWN = ("training", "worst agent", "gap to the optimum", "unseen, 0", "unseen, 50", "unseen, 200")
+SHOWN = ("training", "gap to the optimum", "unseen, 0", "unseen, 50", "unseen, 200")
 
 
 def measured(comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
