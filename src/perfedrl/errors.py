@@ -12,6 +12,10 @@ class AgentError(UserError):
     """An agent's own environment failed in the middle of its work: the fleet can go on without it for a round."""
 
 
+class DivergenceError(UserError):
+    """Training left what numbers can hold."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known names closest to a word, or the list of all of them."""
     known = sorted(known)

@@ -15,7 +15,7 @@ from perfedrl import live
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves, trajectories_after
 from perfedrl.envs import Fleet
-from perfedrl.errors import UserError
+from perfedrl.errors import DivergenceError, UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
 from perfedrl.evaluation import Evaluation, auto, exact
 from perfedrl.exact import Exact, float64
@@ -241,7 +241,9 @@ class Simulation:
             # Sampled returns can look well where parameters no longer do; agents whose environments failed have none.
             returns = (measured.before, measured.after) if self.fleet.traceable else ()
             if not all(np.isfinite(x).all() for x in (*returns, *jax.tree.leaves(state))):
-                raise UserError(f"training diverged between rounds {standing.round} and {stop}: lower alpha or beta")
+                raise DivergenceError(
+                    f"training diverged between rounds {standing.round} and {stop}: lower alpha or beta"
+                )
             standing = Standing(stop, state, standing.history.extend(measured))
             yield standing
 

@@ -7,9 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Bool, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import LARGEST_STEP, ServerState, average, check_counts, check_step_sizes, repeated
+from perfedrl.algorithms.base import (
+    LARGEST_STEP,
+    ServerState,
+    average,
+    check_counts,
+    check_step_sizes,
+    chosen,
+    repeated,
+)
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
@@ -139,10 +147,6 @@ class AFedPG(eqx.Module):
 
     def personalize(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message.theta, self.alpha, key, m)
-
-
-def chosen(first: Bool[Array, ""], one: Any, other: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)
 
 
 def check_delays(delays: str, mean: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import Bool, Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys
@@ -89,6 +89,11 @@ def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
     """The weighted mean over agents, line 10 of Algorithm 1."""
     share = weights / jnp.sum(weights)
     return jax.tree.map(lambda x: jnp.sum(x * share.reshape(-1, *[1] * (x.ndim - 1)), axis=0), uploads)
+
+
+def chosen(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    """One of two trees, by what is known only when a program runs."""
+    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)
 
 
 def with_trajectories(agent: Objective, name: str) -> PolicyObjective:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, repeated
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, chosen, repeated
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
 
@@ -101,7 +101,3 @@ class FastFedPG(eqx.Module):
 def even(message: Broadcast) -> Bool[Array, ""]:
     """Whether the round is one for gradients."""
     return message.round % 2 == 0
-
-
-def chosen(first: Bool[Array, ""], one: Params, other: Params) -> Params:
-    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)

@@ -18,6 +18,8 @@ from perfedrl.algorithms.base import (
     local_steps,
     with_trajectories,
 )
+from perfedrl.envs import Fleet
+from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys, adapt
 from perfedrl.estimators.control import dot, ratio
@@ -92,6 +94,14 @@ class Mixing(eqx.Module):
             )
         self.alpha, self.beta, self.weight, self.weight_rate = alpha, beta, weight, weight_rate
         self.gradient, self.radius, self.local_steps, self.m = gradient, float(radius), local_steps, m
+
+    def check(self, fleet: Fleet, policy: Any) -> None:
+        """Refuse agents without episodes to gradients from returns."""
+        if self.gradient == "zeroth-order" and brings_examples(fleet.train):
+            raise UserError(
+                "mixing: zeroth-order gradients compare returns of episodes, and these agents have examples; take "
+                'gradient = "first-order"'
+            )
 
     @property
     def trajectories_per_round(self) -> int:

@@ -165,11 +165,21 @@ def check_together(config: Any, algorithm: Algorithm) -> None:
             "[control_variate] with mode = 'step' steps by itself: leave out [server], or use mode = 'round'"
         )
     moments = config.normalization
+    if moments is not None and "local" in (moments.observations, moments.rewards) and not plain(algorithm):
+        raise UserError(
+            f'[normalization] with "local" moments keeps a part of a message with the agents, and '
+            f'{config.algorithm["name"]} has uploads of its own: make them "federated", or take fedavg-pg'
+        )
     if moments is not None and "federated" in (moments.observations, moments.rewards) and (control or server):
         raise UserError(
             '[normalization] with "federated" moments averages them round by round, which [control_variate] and '
             '[server] would change: make them "local", or leave these out'
         )
+
+
+def plain(algorithm: Algorithm) -> bool:
+    """Whether an upload is a whole changed message, or nothing at all."""
+    return not (hasattr(algorithm, "as_upload") or getattr(algorithm, "uploads_arrive", False))
 
 
 def check_weighted(algorithm: Algorithm, config: Any) -> None:

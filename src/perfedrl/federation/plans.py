@@ -3,6 +3,10 @@
 import tomllib
 from typing import Any
 
+import jax
+
+from perfedrl.algorithms import Algorithm, unwrapped
+from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config
 
@@ -16,6 +20,11 @@ def networked(config: Config, seed: int | None = None) -> Config:
         raise UserError(f"the config has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
     if not getattr(config.parts.algorithm, "federated", True):
         raise UserError(f"{config.algorithm['name']} sends nothing: its agents need no network")
+    if not sends_messages(config.parts.algorithm, config.parts.policy):
+        raise UserError(
+            f"agents of {config.algorithm['name']} send something else than what they are sent, which is not taken "
+            "over a network yet: simulate it, or take fedavg-pg"
+        )
     if getattr(config, "attack", None):
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
     if config.control_variate is not None:
@@ -26,6 +35,15 @@ def networked(config: Config, seed: int | None = None) -> Config:
     if isinstance(table["start"], str):
         table["start"] = table["seeds"][0]
     return make_config(table)
+
+
+def sends_messages(algorithm: Algorithm, policy: Any) -> bool:
+    """Whether an upload is a changed message, or less of one."""
+    if getattr(unwrapped(algorithm), "uploads_arrive", False):
+        return False
+    first = lambda: algorithm.init(policy.init(jax.random.key(0)))[0].message  # noqa: E731
+    message, upload = jax.eval_shape(first), jax.eval_shape(lambda: as_upload(algorithm, first()))
+    return len({jax.tree.structure(message), jax.tree.structure(upload)}) == 1
 
 
 def config_of(text: str) -> Config:

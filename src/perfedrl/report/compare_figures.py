@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perfedrl.experiments.compare import METHODS, Comparison
+from perfedrl.experiments.compare.methods import ALONE, MAML, PERSONAL, SHARED
 from perfedrl.experiments.stats import bootstrap_interval, critical_difference, mean_ranks
 from perfedrl.report.compare_tables import finite, measured
 from perfedrl.report.plots import (
@@ -25,19 +26,6 @@ from perfedrl.report.plots import (
 )
 
 TRAINING, UNSEEN, GAP = "training", "unseen, 50", "gap to the optimum"
-MAML = (
-    "per-fedavg-pg",
-    "first-order",
-    "first-order-tuned",
-    "hessian-free",
-    "two-steps",
-    "sg-mrl",
-    "sg-mrl-pooled",
-    "storm",
-    "reptile",
-)
-PERSONAL = ("mixing", "mixing-zo", "shared-representation", "pfedme", "pmeta-rl", "fine-tuned")
-ALONE = ("local-pg", "from-scratch")
 LEVELS = (
     "per-fedavg-pg",
     "first-order",
@@ -52,8 +40,8 @@ LEVELS = (
 
 def color(method: str) -> str:
     """By family: MAML's, other personalization, no federation, one shared policy."""
-    families = ((MAML, BLUE), (PERSONAL, ORANGE), (ALONE, GREY))
-    return next((shade for names, shade in families if method in names), GREEN)
+    families = ((MAML, BLUE), (PERSONAL, ORANGE), (SHARED, GREEN), (ALONE, GREY))
+    return next(shade for names, shade in families if method in names)
 
 
 FAMILIES = "blue: MAML family; orange: other personalization; green: shared policy; grey: no federation"
@@ -61,8 +49,7 @@ FAMILIES = "blue: MAML family; orange: other personalization; green: shared poli
 
 def ranks(name: str, title: str, comparisons: Sequence[Comparison], measure: str) -> Ranges:
     """Mean ranks over all fleets and seeds of the methods that all of them have; bars that do not meet differ."""
-    found = [measured(comparison) for comparison in comparisons]
-    methods = [m for m in METHODS if all(m in own and measure in own[m] for own in found)]
+    found, methods = [measured(comparison) for comparison in comparisons], in_common(comparisons, measure)
     blocks = np.concatenate([np.stack([own[m][measure] for m in methods], axis=1) for own in found])
     sign = -1.0 if measure.startswith("gap") else 1.0
     mean, half = mean_ranks(sign * blocks), critical_difference(len(methods), len(blocks)) / 2
@@ -73,6 +60,12 @@ def ranks(name: str, title: str, comparisons: Sequence[Comparison], measure: str
     what = f"mean rank, 1 is best ({len(blocks)} fleets x seeds)"
     note = f"bars: critical difference {2 * half:.2f} (Nemenyi, 95 %); those that do not meet differ. {FAMILIES}"
     return Ranges(name, title, what, tuple(lines), note)
+
+
+def in_common(comparisons: Sequence[Comparison], measure: str) -> list[str]:
+    """The methods that every comparison has a measure of."""
+    found = [measured(comparison) for comparison in comparisons]
+    return [m for m in METHODS if all(m in own and measure in own[m] for own in found)]
 
 
 def returns(comparison: Comparison, measure: str) -> Ranges:
@@ -114,6 +107,8 @@ def standing(own: Mapping[str, Mapping[str, np.ndarray]], method: str) -> float:
     key = UNSEEN if UNSEEN in own.get(method, {}) else TRAINING
     if method not in own:
         return float("nan")
+    if not finite(own[method][key]):
+        return 1.0
     values = [x[key].mean() for x in own.values() if key in x and finite(x[key])]
     return float(sum(value > own[method][key].mean() for value in values)) / max(1, len(values))
 
@@ -122,7 +117,7 @@ def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> L
     """A measure over the levels of one family."""
     found, levels = [measured(c) for c in comparisons], [c.plan.level for c in comparisons]
     shades = (BLUE, ORANGE, GREEN, PINK, GREY)
-    present = [m for m in LEVELS if all(m in own and measure in own[m] and finite(own[m][measure]) for own in found)]
+    present = [m for m in LEVELS if m in in_common(comparisons, measure)]
     series = tuple(
         Series(
             METHODS[m].title,
@@ -145,19 +140,19 @@ def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
     shown = {c.plan.family or c.plan.name: c for c in comparisons}
     plots: list[Plot] = [overview(list(shown.values()))] if len(comparisons) > 1 else []
     for measure, what in ((TRAINING, "training agents"), (UNSEEN, "unseen agents, 50 trajectories")):
-        if all(any(measure in own for own in measured(c).values()) for c in comparisons):
+        if in_common(comparisons, measure):
             plots.append(ranks(f"compare-{name}-ranks-{what.split()[0]}", f"Ranks, {what}", comparisons, measure))
     families: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         families.setdefault(comparison.plan.family, []).append(comparison)
     for family, members in families.items():
-        if family and np.isfinite(members[0].optimum):
+        if family:
             plots.append(by_level(members, GAP, "distance to the agents' optimum"))
             plots.append(by_level(members, UNSEEN, "return of unseen agents, 50 trajectories"))
-    return plots
+    return [plot for plot in plots if not isinstance(plot, Lines) or plot.series]
 
 
 def details(comparison: Comparison) -> list[Plot]:
     """Every method's return on one fleet."""
     measures = [m for m in (TRAINING, UNSEEN) if any(m in own for own in measured(comparison).values())]
-    return [returns(comparison, measure) for measure in measures]
+    return [plot for measure in measures if (plot := returns(comparison, measure)).ranges]

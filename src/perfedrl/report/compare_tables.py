@@ -118,6 +118,8 @@ def winners(comparisons: Sequence[Comparison], measure: str) -> list[tuple[str, 
         means = {
             name: own[measure] for name, own in measured(comparison).items() if measure in own and finite(own[measure])
         }
+        if not means:
+            continue
         best = max(means, key=lambda name: means[name].mean())
         found.append((comparison.plan.name, METHODS[best].title, bootstrap_interval(means[best])))
     return found

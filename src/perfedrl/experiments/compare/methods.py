@@ -68,9 +68,8 @@ three = partial(batches, ("m_in", "m_h", "m_out"))
 many = partial(batches, ("m",), steps=20)
 HESSIAN_FREE = {"curvature": "central-fresh"}
 
-METHODS: Mapping[str, Method] = MappingProxyType(
+MAML: Mapping[str, Method] = MappingProxyType(
     {
-        # The MAML family.
         "per-fedavg-pg": Method("Per-FedAvg-PG, exact", "per-fedavg-pg", three, {"variant": "exact"}),
         "first-order": Method("Per-FedAvg-PG, first-order", "per-fedavg-pg", two, {"variant": "first-order"}),
         "hessian-free": Method("Per-FedAvg-PG, central differences", "per-fedavg-pg", three, tables=HESSIAN_FREE),
@@ -91,7 +90,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "sg-mrl-pooled": Method("SG-MRL, centralized", "sg-mrl", partial(two, steps=1)),
         "storm": Method("Per-FedAvg-STORM", "per-fedavg-storm", two),
         "reptile": Method("Reptile", "reptile", one, search={"server_step": (0.1, 1.0)}),
-        # Other personalization.
+    }
+)
+
+PERSONAL: Mapping[str, Method] = MappingProxyType(
+    {
         "mixing": Method("mixing, PfoPG", "mixing", partial(one, times=2), search={"weight": (0.05, 0.95)}),
         "mixing-zo": Method(
             "mixing, zeroth-order, ZO-APFPG",
@@ -104,7 +107,11 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "pfedme": Method("pFedMe", "pfedme", one, search={"weight": (0.1, 100.0)}),
         "pmeta-rl": Method("pMeta-RL", "pmeta-rl", one, search={"weight": (0.1, 100.0)}),
         "fine-tuned": Method("FedAvg-PG, then fine-tuning", "fine-tuned", one),
-        # One shared policy, deployed after one step.
+    }
+)
+
+SHARED: Mapping[str, Method] = MappingProxyType(
+    {
         "fedavg-pg": Method("FedAvg-PG", "fedavg-pg", one),
         "fedadam": Method(
             "FedAvg-PG, Adam at the server",
@@ -120,8 +127,15 @@ METHODS: Mapping[str, Method] = MappingProxyType(
         "fednpg": Method("FedNPG", "fednpg", whole, search={"entropy": (1e-3, 0.3)}),
         "fedsarsa": Method("FedSARSA", "fedsarsa", one, search={"temperature": (0.01, 1.0)}),
         "afedpg": Method("AFedPG, delays", "afedpg", waiting),
-        # No federation.
+    }
+)
+
+ALONE: Mapping[str, Method] = MappingProxyType(
+    {
         "local-pg": Method("local training", "local-pg", one, steps=STEP),
         "from-scratch": Method("from scratch", "from-scratch", nothing, steps=("alpha",)),
     }
 )
+
+METHODS: Mapping[str, Method] = MappingProxyType({**MAML, **PERSONAL, **SHARED, **ALONE})
+"""By family: initializations, other personalization, one shared policy deployed after one step, no federation."""

@@ -16,7 +16,7 @@ from perfedrl.envs import Fleet
 from perfedrl.errors import UserError, nearest
 from perfedrl.estimators import BASELINE
 from perfedrl.experiments.compare.methods import METHODS, Method
-from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.config import Config
 from perfedrl.experiments.settings import read_table, validated
 
 MOST_TRIALS = 10_000
@@ -39,7 +39,7 @@ class Plan(BaseModel):
     rounds: int = Field(ge=1)
     evaluations: int = Field(default=10, ge=1)
     budget: int = Field(ge=1)
-    local_steps: int = Field(default=5, ge=1)
+    local_steps: int = Field(default=5, ge=1, le=1000)
     trials: int = Field(default=8, ge=1, le=MOST_TRIALS)
     tuning_seeds: tuple[int, ...] = (1000, 1001)
     search_seed: int = Field(default=0, ge=0)
@@ -55,9 +55,11 @@ class Plan(BaseModel):
     @field_validator("search")
     @classmethod
     def _search(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-        for name in ("alpha", "beta"):
-            if name not in ranges:
-                raise UserError(f"the table [search] needs {name} = [low, high]")
+        if set(ranges) != {"alpha", "beta"}:
+            raise UserError(
+                f"the table [search] needs alpha = [low, high] and beta = [low, high], and no others; it has "
+                f"{', '.join(ranges) or 'none'}: weights are searched where their methods say"
+            )
         for name, (low, high) in ranges.items():
             if not 0 < low <= high < float("inf"):
                 raise UserError(f"search.{name} must be [low, high] with 0 < low <= high; it is {[low, high]}")
@@ -115,7 +117,8 @@ class Plan(BaseModel):
             table, _, name = key.partition(".")
             if name:
                 tables[table][name] = value
-        return make_config(
+        return validated(
+            Config,
             {
                 "name": f"{self.name}-{method}",
                 "seeds": list(self.tuning_seeds) if tuning else self.seeds,
@@ -129,7 +132,8 @@ class Plan(BaseModel):
                 "evaluation": self.evaluation,
                 "algorithm": algorithm,
                 **tables,
-            }
+            },
+            "config",
         )
 
     def _fleet(self, method: Method, tuning: bool) -> dict[str, Any]:
@@ -191,6 +195,17 @@ def agents(fleet: Fleet) -> list[bytes]:
     return found
 
 
+def check_levels(levels: Any, fleet: Any) -> None:
+    """Refuse what is no table of equally long lists, the first of numbers, and a fleet that is no table."""
+    if not isinstance(fleet, dict):
+        raise UserError("the plan needs a table [fleet]")
+    lists: list[Any] = list(levels.values()) if isinstance(levels, dict) else [None]
+    if not all(isinstance(x, list) and x for x in lists) or len({len(x) for x in lists}) > 1:
+        raise UserError("the table [levels] needs lists of one length, one value for each comparison")
+    if lists and not all(isinstance(x, int | float) for x in lists[0]):
+        raise UserError("the first list of [levels] must be of numbers, which the comparisons are named after")
+
+
 def load_plans(path: str | Path) -> list[Plan]:
     """The comparisons in a TOML file: one, or one for each of its levels.
 
@@ -200,8 +215,7 @@ def load_plans(path: str | Path) -> list[Plan]:
     table = read_table(path, "comparison")
     try:
         levels = table.pop("levels", {})
-        if not isinstance(levels, dict) or len({len(x) if isinstance(x, list) else -1 for x in levels.values()}) > 1:
-            raise UserError("the table [levels] needs lists of one length, one value for each comparison")
+        check_levels(levels, table.get("fleet"))
         plans = []
         for i in range(len(next(iter(levels.values()))) if levels else 1):
             own = {name: values[i] for name, values in levels.items()}

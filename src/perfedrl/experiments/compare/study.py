@@ -15,7 +15,7 @@ from jaxtyping import Float
 from perfedrl import exact
 from perfedrl.compilation import enable_cache
 from perfedrl.envs import TabularMDP
-from perfedrl.errors import UserError
+from perfedrl.errors import DivergenceError, UserError
 from perfedrl.experiments.compare.plan import Plan
 from perfedrl.experiments.compare.tuning import Progress, Trial, best, search
 from perfedrl.experiments.files import check_folder, write_atomically
@@ -125,6 +125,8 @@ def compare(
                 raise UserError(f"{folder} has no {name}; run the comparison without --saved")
             write_atomically(path, encoded(enter(plan, name, Path(runs), tell)))
         entries[name] = decoded(path)
+        if entries[name].made.get("run") != plan.config(name, entries[name].settings).folder:
+            raise UserError(f"{path} is of another version of {name}; remove it and run the comparison again")
     return Comparison(plan, entries)
 
 
@@ -136,9 +138,7 @@ def enter(plan: Plan, name: str, runs: Path, progress: Progress) -> Entry:
     config = plan.config(name, chosen)
     try:
         run = train(config, runs, progress=progress, compile_cache=False)
-    except UserError as error:
-        if "diverged" not in str(error):
-            raise
+    except DivergenceError:
         run = None
     return entry_of(name, trials, chosen, plan, run, {**provenance(time.monotonic() - began), "run": config.folder})
 

@@ -2,11 +2,13 @@
 
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from perfedrl.errors import UserError
 from perfedrl.experiments.compare.plan import Plan
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.run import side_by_side
@@ -37,7 +39,8 @@ def search(plan: Plan, method: str, progress: Progress) -> list[Trial]:
     configs = [plan.config(method, settings, tuning=True) for settings in tried]
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        groups.setdefault(config.trains_with, []).append(i)
+        with suppress(UserError):  # settings that do not go together score as those that diverge
+            groups.setdefault(config.trains_with, []).append(i)
     scores = np.full(len(tried), -np.inf)
     for group in groups.values():
         scores[group] = finals([configs[i] for i in group], f"{plan.name}: tuning {method}", progress)
