@@ -155,11 +155,12 @@ def test_agents_differ_in_their_goal_only():
 
 
 def test_the_target_is_asked_for_at_maml_budget_and_above(untyped):
-    scores = np.asarray([[-39.0, -15.0, -12.0, -11.7, -11.0], [-41.0, -15.0, -12.0, -11.7, -11.0]])[..., None]
-    deployed = Deployment(np.asarray(families.BUDGETS), {"score": scores}, np.zeros((1, 5, 1, 0)))
+    after = [-15.0, -12.0, -11.7, -11.0, -12.0, -11.0]
+    scores = np.asarray([[-39.0, *after], [-41.0, *after]])[..., None]
+    deployed = Deployment(np.asarray(families.BUDGETS), {"score": scores}, np.zeros((1, 7, 1, 0)))
     claims = families.point_claims({families.POINTS: SimpleNamespace(deployed=deployed)})
-    assert [c.measured for c in claims] == pytest.approx([-40, -15, -12, -11.7, -11])
-    assert [c.met for c in claims] == [True, True, False, True, True]
+    assert [c.measured for c in claims] == pytest.approx([-40, *after])
+    assert [c.met for c in claims] == [True, True, False, True, True, False, True]
     assert [c.paper for c in claims if np.isfinite(c.paper)] == [-40.41, -11.71]
 
 

@@ -176,7 +176,7 @@ class Play:
 class Tried:
     """What an agent's parameters are worth by what its sampler plays."""
 
-    few_shot, rollouts, float64 = (), 0, False
+    few_shot, repeats, rollouts, float64 = (), 1, 0, False
 
     def __init__(self, objective: PolicyObjective, about: Any, trajectories: int, episodes: int):
         self._objective, self._about, self.trajectories, self.episodes = objective, about, trajectories, episodes
@@ -188,8 +188,11 @@ class Tried:
         return 0
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
-        played = self._objective.sampler.sample(params, key, self.episodes)
+        played = self.sample(task, params, key, self.episodes)
         return {name: jnp.mean(x) for name, x in episode_outcomes(self._about, played).items()}
+
+    def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        return self._objective.sampler.sample(params, key, m)
 
 
 class Guarded:
