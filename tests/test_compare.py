@@ -255,7 +255,7 @@ def test_committed_comparisons_are_those_of_the_committed_plans():
         assert set(found.entries) == set(plan.entrants)
         for entry in found.entries.values():
             assert [trial.settings for trial in entry.trials] == draws(plan, entry.method)
-            scores = {str(trial.settings): trial.score for trial in entry.trials}  # of six digits: some are equal
+            scores = {str(trial.settings): trial.score for trial in entry.trials}  # of four digits: some are equal
             assert scores[str(entry.settings)] == max(scores.values())
             assert entry.after.shape[0] == plan.seeds
 

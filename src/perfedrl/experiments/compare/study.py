@@ -24,7 +24,8 @@ from perfedrl.experiments.run import train
 from perfedrl.experiments.store import Run
 from perfedrl.simulation import every_few
 
-DIGITS = 6
+DIGITS = 4
+MADE = ("finished", "seconds", "commit", "perfedrl", "jax", "python", "device")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,9 @@ def enter(plan: Plan, name: str, runs: Path, progress: Progress) -> Entry:
         run = train(config, runs, progress=progress, compile_cache=False)
     except DivergenceError:
         run = None
-    return entry_of(name, trials, chosen, plan, run, {**provenance(time.monotonic() - began), "run": config.folder})
+    about = provenance(time.monotonic() - began)
+    made = {key: about[key] for key in MADE} | {"run": config.folder}
+    return entry_of(name, trials, chosen, plan, run, made)
 
 
 def entry_of(
@@ -172,7 +175,7 @@ def entry_of(
 
 
 def encoded(entry: Entry) -> bytes:
-    """An entry as JSON, numbers to six digits; what is no number is null."""
+    """An entry as JSON, whole numbers as they are and others to four digits; what is no number is null."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, np.ndarray):
@@ -182,11 +185,16 @@ def encoded(entry: Entry) -> bytes:
         if isinstance(x, dict):
             return {key: plain(y) for key, y in x.items()}
         if isinstance(x, float):
-            return float(f"{x:.{DIGITS}g}") if np.isfinite(x) else None
+            if not np.isfinite(x):
+                return None
+            return int(x) if x.is_integer() else float(f"{x:.{DIGITS}g}")
         return x
 
     content = asdict(entry) | {"trials": [{"settings": t.settings, "score": t.score} for t in entry.trials]}
-    lines = (f"{json.dumps(key)}: {json.dumps(plain(x), allow_nan=False)}" for key, x in content.items())
+    lines = (
+        f"{json.dumps(key)}: {json.dumps(plain(x), allow_nan=False, separators=(',', ':'))}"
+        for key, x in content.items()
+    )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
