@@ -1,10 +1,13 @@
 """Shapes are checked at run time throughout the tests, and two devices stand for the cores."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 # The cache of compiled programs goes with the tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
