@@ -7,7 +7,6 @@ import tempfile
 
 # The cache of compiled programs goes with the tests.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -38,6 +37,7 @@ from fixtures import (  # noqa: F401
     theory_study,
 )
 
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 # Examples are few and fixed: each may compile, and a test must fail for the same reason twice.
 hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)
 hypothesis.settings.load_profile("perfedrl")

@@ -78,7 +78,7 @@ CASES |= {
     "zeroth-order": Case(make("mixing", gradient="zeroth-order", weight_rate=0.1), **NO_EXACT),
     "control variate of steps": Case(ControlVariate(FIRST_ORDER, "step", FLEET.agents)),
     "control variate of rounds, optimizer": Case(
-        FedOpt(ControlVariate(make("pfedme"), "round", FLEET.agents), "adam", rate=0.1)
+        ControlVariate(FedOpt(make("pfedme"), "adam", rate=0.1), "round", FLEET.agents)
     ),
     "attacked": Case(Attacked(Robust(Private(FIRST_ORDER, 0.5, 0.1), GeometricMedian()), Random(), 1)),
 }

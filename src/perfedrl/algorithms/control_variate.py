@@ -11,6 +11,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import ServerState, average, check_positive, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
+from perfedrl.algorithms.fedopt import FedOpt
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG, check_choice
 from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.private import check_like
@@ -24,6 +25,7 @@ MODES = ("round", "step")
 STEPPED = (FedAvgPG, PerFedAvgPG)
 """Whose local steps can be corrected one by one: what goes from step to step is the message and the state."""
 OF_A_MESSAGE = ("step_size", "deployed_step_size")
+MEMORY = 0.1
 
 
 class With(NamedTuple):
@@ -36,34 +38,39 @@ class With(NamedTuple):
 class ControlVariate(Wrapping):
     """An algorithm whose server corrects what the sampled agents say by what all of them said last.
 
-    `mode = "round"` corrects the sampling of agents. Agent i remembers its last displacement c_i and uploads how its
-    new one differs; the server, which holds c = mean of all c_i, adds c. Nothing more is sent in either direction, and
+    `mode = "round"` corrects the sampling of agents. Agent i remembers its displacements as c_i and uploads how its new
+    one differs; the server, which holds c = mean of all c_i, adds c. Nothing more is sent in either direction, and
     with everybody there it is the inner algorithm at any number of local steps.
 
-    `mode = "step"` is SCAFFOLD as published, which corrects drift too: c is broadcast, and c - c_i is added to every
-    local step. Here c_i is the mean step of agent i's last round, beta times the paper's: so no beta is needed, and
-    what is learned at another rate is corrected at that rate. The server forms the mean change of c_i from the uploads.
+    `mode = "step"` is SCAFFOLD, which corrects drift too: c is broadcast, and c - c_i is added to every local step.
+    Here c_i is a mean step of agent i, beta times the paper's: so no beta is needed, and what is learned at another
+    rate is corrected at that rate. The server forms the mean change of c_i from the uploads.
 
-    `total` is the sum of all training agents' weights: their number, where they count alike.
+    `memory` is how far c_i goes towards what agent i has just seen: 1 remembers the last round alone, as published,
+    with all its noise; less averages over about 1 / memory rounds. `total` is the sum of all training agents' weights:
+    their number, where they count alike. The server's own rate is that of `FedOpt`, inside.
     """
 
+    memory: Any
     mode: str = eqx.field(static=True)
     total: float = eqx.field(static=True)
 
     agents_work = True
 
-    def __init__(self, inner: Any, mode: Literal["round", "step"], total: float):
+    def __init__(self, inner: Any, mode: Literal["round", "step"], total: float, memory: float = MEMORY):
         check_federated(inner, "upload to correct")
         check_choice("mode of a control variate", mode, MODES)
-        check_positive(total=total)
-        if isinstance(inner, Wrapping) and not isinstance(inner, Personal):
+        check_positive(total=total, memory=memory)
+        if memory > 1:
+            raise UserError(f"the memory of a control variate is at most 1, the last round alone; it is {memory:g}")
+        if isinstance(inner, Wrapping) and not isinstance(inner, Personal | FedOpt):
             raise UserError(f"a control variate goes inside {type(inner).__name__}, not around it")
         if mode == "step" and not stepped(inner):
             raise UserError(
                 f"{type(inner).__name__} has no local steps that could be corrected one by one: choose mode = 'round', "
                 "which corrects its uploads"
             )
-        self.inner, self.mode, self.total = inner, mode, float(total)
+        self.inner, self.mode, self.total, self.memory = inner, mode, float(total), memory
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -94,14 +101,16 @@ class ControlVariate(Wrapping):
         return (self._round if self.mode == "round" else self._steps)(message, state, agent, key)
 
     def _round(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
-        """The inner upload less the last displacement; the new displacement is remembered."""
+        """The inner upload less the remembered displacement."""
         upload, inner = self.inner.client(message, state.inner, agent, key)
         sent = as_upload(self.inner, message)
         check_like(sent, upload, "control variates are")
-        return optax.tree.sub(upload, state.control), With(inner, optax.tree.sub(upload, sent))
+        return optax.tree.sub(upload, state.control), With(
+            inner, self._remembered(state.control, optax.tree.sub(upload, sent))
+        )
 
     def _steps(self, message: With, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
-        """Local steps of which each is moved by c - c_i; without that, their mean is the new c_i."""
+        """Local steps of which each is moved by c - c_i; without that, their mean is remembered."""
         correction = optax.tree.sub(message.control, state.control)
 
         def step(carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
@@ -111,19 +120,22 @@ class ControlVariate(Wrapping):
         count = self.inner.local_steps
         upload, inner = local_steps(step, (message.inner, state.inner), agent, key, count)
         mean = optax.tree.scale(1 / count, optax.tree.sub(upload, message.inner))
-        return upload, With(inner, optax.tree.sub(mean, correction))
+        return upload, With(inner, self._remembered(state.control, optax.tree.sub(mean, correction)))
+
+    def _remembered(self, control: PyTree, seen: PyTree) -> PyTree:
+        return optax.tree.add_scale(control, self.memory, optax.tree.sub(seen, control))
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
-        share, plain = jnp.sum(weights) / self.total, self._plain(state.message)
+        plain, learned = self._plain(state.message), self.memory * jnp.sum(weights) / self.total
         said = average(optax.tree.sub(uploads, as_upload(self.inner, plain)), weights)
         if self.mode == "round":
             inner, control = state.private
             after = self.inner.server(ServerState(plain, inner), optax.tree.add(uploads, control), weights)
-            return after._replace(private=With(after.private, optax.tree.add_scale(control, share, said)))
+            return after._replace(private=With(after.private, optax.tree.add_scale(control, learned, said)))
         after = self.inner.server(ServerState(plain, state.private), uploads, weights)
         control = state.message.control
         change = optax.tree.sub(optax.tree.scale(1 / self.inner.local_steps, said), control)
-        return after._replace(message=With(after.message, optax.tree.add_scale(control, share, change)))
+        return after._replace(message=With(after.message, optax.tree.add_scale(control, learned, change)))
 
     def shared(self, message: PyTree) -> Params:
         return self.inner.shared(self._plain(message))
@@ -142,4 +154,5 @@ class ControlVariate(Wrapping):
 
 def stepped(algorithm: Any) -> bool:
     """Whether an algorithm's client is `local_steps` of its `step`, and no more."""
+    algorithm = algorithm.inner if isinstance(algorithm, FedOpt) else algorithm
     return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

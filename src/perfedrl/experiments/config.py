@@ -25,7 +25,7 @@ from perfedrl.registry import shortened
 from perfedrl.simulation import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
-TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}}
+TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}, "control_variate": {"memory"}}
 """Settings of tables that may differ within one compiled program, as an algorithm's step sizes may."""
 
 

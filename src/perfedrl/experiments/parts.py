@@ -22,6 +22,7 @@ from perfedrl.algorithms import (
     Private,
     Robust,
 )
+from perfedrl.algorithms.control_variate import MEMORY
 from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
@@ -69,11 +70,12 @@ class Privacy(BaseModel):
 
 
 class Control(BaseModel):
-    """The table [control_variate]: whether what is sent after a round is corrected, or every local step."""
+    """The table [control_variate]: what is corrected, uploads or every local step, and how fast agents remember."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["round", "step"] = "round"
+    memory: float = Field(default=MEMORY, gt=0, le=1)
 
 
 class Server(BaseModel):
@@ -123,13 +125,11 @@ def build(config: Any) -> Parts:
 def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
     """The algorithm with what else a config asks for around it; `total` is what the agents' weights add up to.
 
-    Agents keep what is their own, correct and protect what they send, the server aggregates it and steps, and attackers
-    come between the two.
+    Agents keep what is their own and protect what they send, the server aggregates it and steps, control variates
+    correct what both do, and attackers come between the two.
     """
     check_together(config, algorithm)
     algorithm = keep_local(config.normalization, algorithm)
-    if config.control_variate is not None:
-        algorithm = ControlVariate(algorithm, config.control_variate.mode, total)
     if config.privacy is not None:
         algorithm = Private(algorithm, config.privacy.clip, config.privacy.noise)
     if config.aggregation is not None:
@@ -140,6 +140,8 @@ def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
             algorithm = Robust(algorithm, aggregation)
     if config.server is not None:
         algorithm = FedOpt(algorithm, **config.server.model_dump())
+    if config.control_variate is not None:
+        algorithm = ControlVariate(algorithm, total=total, **config.control_variate.model_dump())
     if config.attack is not None:
         attack = made(config.attack, ATTACKS, "agents")
         check_kind(attack, Attack, "attack", config.attack["name"])
@@ -159,10 +161,6 @@ def check_together(config: Any, algorithm: Algorithm) -> None:
         raise UserError(
             "a [control_variate] remembers displacements as they are: leave it out, or [privacy], [attack] and every "
             "[aggregation] but the mean"
-        )
-    if control is not None and control.mode == "step" and server is not None:
-        raise UserError(
-            "[control_variate] with mode = 'step' steps by itself: leave out [server], or use mode = 'round'"
         )
     moments = config.normalization
     if moments is not None and "local" in (moments.observations, moments.rewards) and not plain(algorithm):

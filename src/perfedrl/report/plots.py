@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float
 from perfedrl.envs.navigation import first_reach
 
 # The Okabe-Ito colours, told apart in all common forms of colour blindness.
-BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555"
-MARKERS = {BLUE: "circle", ORANGE: "square", GREEN: "triangle-up", PINK: "diamond", GREY: "x"}
+BLUE, ORANGE, GREEN, PINK, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555", "#56B4E9"
+MARKERS = {BLUE: "circle", ORANGE: "square", GREEN: "triangle-up", PINK: "diamond", GREY: "x", SKY: "triangle-down"}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from perfedrl.report.plots import (
     rows,
 )
 
-MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x"}
+MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x", "triangle-down": "v"}
 
 
 def draw(plot: Plot) -> Figure:

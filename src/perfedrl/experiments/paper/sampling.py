@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl import exact
-from perfedrl.algorithms import Algorithm, ControlVariate, PerFedAvgPG
+from perfedrl.algorithms import Algorithm, ControlVariate, FedOpt, PerFedAvgPG
 from perfedrl.envs import Fleet, gridworld
 from perfedrl.estimators import PAPER, Sampled
 from perfedrl.exact import Exact
@@ -20,18 +20,19 @@ from perfedrl.simulation import Simulation
 from perfedrl.types import Params
 
 ALPHA, BETA, LOCAL_STEPS, BATCH = 2.0, 0.3, 5, 10
-SHARE, ROUNDS, SEEDS = 0.25, 80, 10
+SHARE, ROUNDS, SEEDS = 0.25, 80, 20
+MEMORY = 0.1
 BESIDE = 0.1
 """Standard deviation of what a symmetric start is moved by."""
 MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
 
 
 class Sampling(NamedTuple):
-    """One method at some rounds: the mean over agents of the return after adaptation, and |grad F|^2 there."""
+    """One method at some rounds: the mean over agents of the return after adaptation, and the mean |grad F|^2 there."""
 
     rounds: np.ndarray
     after: Float[np.ndarray, "seed evaluation"]
-    gradient: Float[np.ndarray, "seed evaluation"]
+    gradient: Float[np.ndarray, " evaluation"]
 
 
 def sampling(
@@ -40,6 +41,7 @@ def sampling(
     *,
     m: int | None = BATCH,
     share: float = SHARE,
+    memory: float = MEMORY,
     rounds: int = ROUNDS,
     seeds: Sequence[int] = range(SEEDS),
     stops: int = 20,
@@ -49,20 +51,41 @@ def sampling(
 ) -> dict[str, Sampling]:
     """Full participation for `rounds` rounds, and a share of the agents for as many trajectories per agent.
 
-    By "full", "plain" and the modes of the control variate. `m` trajectories per batch of the exact variant, or exact
-    gradients where it is None. All begin from the policy's start, or from where `rested` noiseless rounds of everybody
-    lead from beside it: there full participation has little more to gain, and what others lose is the penalty. `forms`
-    are those of the estimators.
+    By "full" and the names of `sampled`. `m` trajectories per batch of the exact variant, or exact gradients where it
+    is None. All begin from the policy's start, or from where `rested` noiseless rounds of everybody lead from beside
+    it: there full participation has little more to gain, and what others lose is the penalty. `forms` are those of the
+    estimators.
     """
     fleet, batch = fleet or gridworld(), BATCH if m is None else m
     inner = PerFedAvgPG(ALPHA, beta, local_steps, batch, batch, batch)
     theta = None if not rested else rest(fleet, inner, rested)
-    by_round, by_step = (ControlVariate(inner, mode, fleet.agents) for mode in MODES)
-    methods: dict[str, Algorithm] = {"plain": inner, "round": by_round, "step": by_step}
     run = lambda algorithm, share: followed(  # noqa: E731
         simulation_of(fleet, algorithm, seeds, None if m is None else forms, share), round(rounds / share), stops, theta
     )
-    return {"full": run(inner, 1.0)} | {name: run(algorithm, share) for name, algorithm in methods.items()}
+    some = sampled(inner, fleet.agents, share, memory)
+    return {"full": run(inner, 1.0)} | {name: run(algorithm, share) for name, algorithm in some.items()}
+
+
+def sampled(inner: Algorithm, agents: int, share: float, memory: float) -> dict[str, Algorithm]:
+    """What goes with a share of the agents: nothing ("plain"), a slower server ("slow"), control variates besides.
+
+    With a share of the agents there are as many more rounds, so a server that goes that share of the way makes as much
+    of a trajectory as with all of them. As published, control variates remember one round and the server goes all the
+    way.
+    """
+    slow = FedOpt(inner, "sgd", share)
+    ours = {mode: ControlVariate(slow, mode, agents, memory) for mode in MODES}
+    return {
+        "plain": inner,
+        "slow": slow,
+        **ours,
+        **{as_published(mode): ControlVariate(inner, mode, agents, 1.0) for mode in MODES},
+    }
+
+
+def as_published(mode: str) -> str:
+    """The name of a control variate with its paper's memory, before a server without a rate."""
+    return f"{mode}-as-published"
 
 
 def rest(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
@@ -91,8 +114,9 @@ def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | No
         state, done = simulation.advance(state, done, int(stop) - done), int(stop)
         thetas = np.asarray(jax.vmap(algorithm.shared)(state.server.message), np.float64)
         after.append(exact.returns_of_many(fleet.train, thetas, ALPHA, policy)[:, 1].mean(axis=-1))
-        gradients.append([np.sum(exact.meta_gradient(fleet, theta, ALPHA, policy) ** 2) for theta in thetas])
-    return Sampling(at, np.stack(after, axis=1), np.stack(gradients, axis=1))
+        lengths = [np.sum(exact.meta_gradient(fleet, theta, ALPHA, policy) ** 2) for theta in thetas]
+        gradients.append(np.mean(lengths))
+    return Sampling(at, np.stack(after, axis=1).astype(np.float32), np.asarray(gradients, np.float32))
 
 
 def simulation_of(
@@ -101,12 +125,3 @@ def simulation_of(
     policy = TableSoftmax(fleet.train.states, fleet.train.actions)
     agent = Exact(policy) if forms is None else Sampled(policy, **forms)
     return Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), agent, participation=share)
-
-
-def recovered(study: dict[str, Sampling], last: int = 5) -> dict[str, float]:
-    """The share of the gap between plain sampling and full participation that each mode closes, at matched cost.
-
-    From means over seeds and the last evaluations.
-    """
-    level = {name: float(found.after[:, -last:].mean()) for name, found in study.items()}
-    return {kind: (level[kind] - level["plain"]) / (level["full"] - level["plain"]) for kind in MODES}
