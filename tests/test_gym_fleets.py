@@ -22,8 +22,10 @@ STUDY = pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 
 @pytest.mark.parametrize(("file", "name"), [("gym_cart_poles", "cart-poles"), ("gym_pendulums", "pendulums")])
 def test_the_committed_configs_are_the_experiments(file, name):
-    study = STUDIES[name]
-    assert load_config(CONFIGS / f"{file}.toml") == study.configs(study.seeds, False)[META]
+    """But for the number of seeds, which is smaller where all of them take long."""
+    study, config = STUDIES[name], load_config(CONFIGS / f"{file}.toml")
+    assert 2 <= len(config.seeds) <= study.seeds
+    assert config == study.configs(len(config.seeds), False)[META]
 
 
 @STUDY
