@@ -1,5 +1,7 @@
 """Control variates: the plain algorithm with everybody there, at rest with a few, and nothing more sent up."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,8 +67,11 @@ def test_agents_who_are_alike_are_averaged_as_without_it():
 def test_the_server_knows_the_mean_of_all_agents_controls(mode):
     """Also with weights, and although it hears of a few agents at a time."""
     weights = [float(i) for i in range(1, 1 + N)]
-    for total, memory, how in ((N, 1.0, {}), (N, 0.3, {}), (sum(weights), 0.5, {"weights": weights})):
-        state = after(ControlVariate(MANY, mode, total, memory), 7, participation=0.25, **how)
+    weighted = {"weights": weights}
+    cases = ((MANY, 1.0, {}), (FedOpt(MANY, "sgd", 0.25), 0.3, {}), (FedOpt(MANY, "adam", 0.1), 0.5, weighted))
+    for inner, memory, how in cases:
+        total = sum(weights) if how else N
+        state = after(ControlVariate(inner, mode, total, memory), 7, participation=0.25, **how)
         control = state.server.private.control if mode == "round" else state.server.message.control
         own = np.average(state.clients.control, axis=0, weights=how.get("weights"))
         assert np.abs(own).max() > 1e-3
@@ -116,17 +121,37 @@ def test_one_round_by_hand(memory):
     assert server.message.control == pytest.approx(0.3 + memory * 0.5 * ((second - 0.2) / 2 - 0.3))
 
 
-@pytest.mark.parametrize("mode", ["round", "step"])
-def test_a_server_with_a_rate_goes_that_part_of_the_way(mode):
-    """What agents say and remember is as it was."""
-    rounds = [
-        after(ControlVariate(inner, mode, N), 1, participation=0.25) for inner in (MANY, FedOpt(MANY, "sgd", 0.25))
-    ]
-    whole, part = (algorithm.server.message for algorithm in rounds)
-    whole, part = (whole, part) if mode == "round" else (whole.inner, part.inner)
-    assert np.abs(whole).max() > 0.01
-    np.testing.assert_allclose(part, 0.25 * whole, atol=1e-12)
-    np.testing.assert_array_equal(rounds[0].clients.control, rounds[1].clients.control)
+def test_a_server_with_a_rate_goes_that_part_of_the_corrected_way_and_learns_c_as_without():
+    """The round by hand before a server of rate 1/4."""
+    inner, key, theta = FedOpt(pf.FedAvgPG(0.0, 0.5, 2, 1), "sgd", 0.25), jax.random.key(0), jnp.asarray(0.2)
+    algorithm = ControlVariate(inner, "round", 2, 0.5)
+    server, client = algorithm.init(theta)
+    upload, client = algorithm.client(theta, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
+    server = algorithm.server(
+        server._replace(private=server.private._replace(control=jnp.asarray(0.3))), upload[None], jnp.ones(1)
+    )
+    assert server.message == pytest.approx(0.2 + 0.25 * (0.3 + 0.5))
+    assert server.private.control == pytest.approx(0.3 + 0.5 * 0.5 * 0.5)
+    algorithm = ControlVariate(inner, "step", 2, 0.5)
+    server, client = algorithm.init(theta)
+    server = server._replace(message=With(theta, jnp.asarray(0.3)))
+    upload, client = algorithm.client(server.message, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
+    server = algorithm.server(server, upload[None], jnp.ones(1))
+    moved = upload - 0.2
+    assert server.message.inner == pytest.approx(0.2 + 0.25 * moved)
+    assert server.message.control == pytest.approx(0.3 + 0.5 * 0.5 * (moved / 2 - 0.3))
+
+
+def test_memories_share_a_program_and_each_has_its_own_bits():
+    """Also where a server's optimizer has moments."""
+    inner = FedOpt(MANY, "adam", 0.1)
+    few = [ControlVariate(inner, "round", N, memory) for memory in (0.1, 1.0)]
+    together = Simulation(FLEET, POLICY, few, [3, 3], participation=0.5)
+    message = together.advance(together.start(), 0, 3).server.message
+    assert np.abs(message[0] - message[1]).max() > 1e-3
+    for i, algorithm in enumerate(few):
+        alone = Simulation(FLEET, POLICY, [algorithm], [3], participation=0.5)
+        np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], message[i])
 
 
 def test_a_shorter_memory_holds_less_of_the_noise_of_one_round():
@@ -193,8 +218,13 @@ def test_what_cannot_be_corrected_is_refused():
     for inner in (StormPG(1.0, 0.1), SGMRL(1.0, 0.1)):
         with pytest.raises(UserError, match="choose mode = 'round'"):
             ControlVariate(inner, "step", N)
-    with pytest.raises(UserError, match="goes inside Private"):
-        ControlVariate(Private(MANY, 1.0, 0.1), "round", N)
+    for inner in (Private(MANY, 1.0, 0.1), FedOpt(Private(MANY, 1.0, 0.1), "sgd", 0.5)):
+        with pytest.raises(UserError, match="goes inside Private"):
+            ControlVariate(inner, "round", N)
+    learned = pf.PerFedAvgPG(1.0, 0.1, learn_alpha="scalar")
+    with pytest.raises(UserError, match="holds more than these"):
+        FedOpt(ControlVariate(learned, "step", N), "adam", 0.1).check(FLEET, POLICY)
+    FedOpt(learned, "adam", 0.1).check(FLEET, POLICY)
     with pytest.raises(UserError, match="at most 1"):
         ControlVariate(MANY, "round", N, 2.0)
     with pytest.raises(UserError, match=r"add up to 8; .* made for 4"):
@@ -225,6 +255,7 @@ def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
     published = make_config({**TABLE, "control_variate": {"memory": 1}})
     assert published.trains_with == config.trains_with
     assert len({config.digest, published.digest, make_config({**TABLE, "control_variate": "step"}).digest}) == 3
+    assert '"memory"' in json.dumps(config.model_dump(mode="json", exclude_defaults=True)), "of the digest, always"
     assert isinstance(config.parts.algorithm, ControlVariate)
     assert config.parts.algorithm.total == N
     with pytest.raises(UserError, match="for simulations"):

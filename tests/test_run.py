@@ -1,5 +1,6 @@
 """Runs on disk: complete or absent, resumed where they stood, never trained twice, never trusted blindly."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import tomli_w
 from test_config import changed
 
 import perfedrl as pf
+from perfedrl.errors import UserError
 from perfedrl.experiments import run as runner
 from perfedrl.experiments import store
 from perfedrl.experiments.config import make_config
@@ -83,6 +85,16 @@ def test_ctrl_c_keeps_the_last_evaluation_and_a_resumed_run_is_bitwise_the_same(
     assert seen == [4, 6], "the rounds before the interrupt are not trained again"
     assert_same(resumed, finished)
     assert [path.name for path in tmp_path.iterdir()] == [CONFIG.folder]
+
+
+def test_a_checkpoint_of_other_arrays_is_refused_by_one_sentence(tmp_path, monkeypatch):
+    with pytest.raises(Interrupted):
+        train(CONFIG, tmp_path, progress=stop_at(4))
+    standing = store.load_checkpoint(tmp_path, CONFIG)
+    other = tuple(x[..., None] for x in standing.leaves)
+    monkeypatch.setattr(runner, "load_checkpoint", lambda *_: dataclasses.replace(standing, leaves=other))
+    with pytest.raises(UserError, match="--restart"):
+        train(CONFIG, tmp_path)
 
 
 def test_configs_that_share_a_program_train_together_to_the_same_results(finished, tmp_path):

@@ -61,14 +61,15 @@ class ControlVariate(Wrapping):
         check_federated(inner, "upload to correct")
         check_choice("mode of a control variate", mode, MODES)
         check_positive(total=total, memory=memory)
-        if memory > 1:
+        if isinstance(memory, int | float) and memory > 1:
             raise UserError(f"the memory of a control variate is at most 1, the last round alone; it is {memory:g}")
-        if isinstance(inner, Wrapping) and not isinstance(inner, Personal | FedOpt):
-            raise UserError(f"a control variate goes inside {type(inner).__name__}, not around it")
-        if mode == "step" and not stepped(inner):
+        agents = inner.inner if isinstance(inner, FedOpt) else inner
+        if isinstance(agents, Wrapping) and not isinstance(agents, Personal):
+            raise UserError(f"a control variate goes inside {type(agents).__name__}, not around it")
+        if mode == "step" and not stepped(agents):
             raise UserError(
-                f"{type(inner).__name__} has no local steps that could be corrected one by one: choose mode = 'round', "
-                "which corrects its uploads"
+                f"{type(agents).__name__} has no local steps that could be corrected one by one: choose "
+                "mode = 'round', which corrects its uploads"
             )
         self.inner, self.mode, self.total, self.memory = inner, mode, float(total), memory
 
@@ -154,5 +155,4 @@ class ControlVariate(Wrapping):
 
 def stepped(algorithm: Any) -> bool:
     """Whether an algorithm's client is `local_steps` of its `step`, and no more."""
-    algorithm = algorithm.inner if isinstance(algorithm, FedOpt) else algorithm
     return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

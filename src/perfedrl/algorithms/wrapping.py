@@ -107,11 +107,12 @@ def check_learned(algorithm: Algorithm, fleet: Fleet, policy: Any, what: str) ->
     What is learned is the parameters, and a step size where that is: what has their structure below or beside it.
     """
     check_serves(algorithm, fleet, policy)
-    key = jax.random.key(0)
-    message, params = jax.eval_shape(lambda: (algorithm.init(start := policy.init(key))[0].message, start))
-    learned = getattr(unwrapped(algorithm), "learn_alpha", "no") != "no"
-    if not learned and len({jax.tree.structure(message), jax.tree.structure(params)}) > 1:
-        name = type(unwrapped(algorithm)).__name__
+    inside = unwrapped(algorithm)
+    start = jax.eval_shape(policy.init, jax.random.key(0))
+    sent, own = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
+    learned = own if getattr(inside, "learn_alpha", "no") != "no" else start
+    if jax.tree.structure(sent) != jax.tree.structure(learned):
+        name = type(inside).__name__
         raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")
 
 

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS, unwrapped
+from perfedrl.algorithms.control_variate import MEMORY
 from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
@@ -145,8 +146,9 @@ class Config(BaseModel):
     @field_validator("control_variate", mode="before")
     @classmethod
     def _control_variate(cls, value: Any) -> Any:
-        """The mode alone stands for the table."""
-        return {"mode": value} if isinstance(value, str) else value
+        """The mode alone stands for the table; the memory is always part of it, and so of the digest."""
+        table = {"mode": value} if isinstance(value, str) else value
+        return {"memory": MEMORY, **table} if isinstance(table, dict) else table
 
     @field_validator("attack", mode="before")
     @classmethod

@@ -22,7 +22,6 @@ from perfedrl.algorithms import (
     Private,
     Robust,
 )
-from perfedrl.algorithms.control_variate import MEMORY
 from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
@@ -75,7 +74,7 @@ class Control(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["round", "step"] = "round"
-    memory: float = Field(default=MEMORY, gt=0, le=1)
+    memory: float = Field(gt=0, le=1)
 
 
 class Server(BaseModel):

@@ -179,7 +179,10 @@ def _resume(simulation: Simulation, checkpoints: Sequence[Checkpoint]) -> Standi
     if not checkpoints:
         return simulation.begin()
     leaves = [np.concatenate(parts) for parts in zip(*(c.leaves for c in checkpoints), strict=True)]
-    state = jax.tree.unflatten(jax.tree.structure(simulation.start()), leaves)
+    start = simulation.start()
+    if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
+        raise UserError("the checkpoint is of another kind of algorithm than the config: train again with --restart")
+    state = jax.tree.unflatten(jax.tree.structure(start), leaves)
     return Standing(checkpoints[0].round, state, History.join([c.history for c in checkpoints]))
 
 

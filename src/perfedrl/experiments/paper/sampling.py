@@ -25,14 +25,16 @@ MEMORY = 0.1
 BESIDE = 0.1
 """Standard deviation of what a symmetric start is moved by."""
 MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
+GRAIN = np.float32(2**-13)
+"""Returns are kept in steps of this, which take little room."""
+LAST, FAST = "round-remembering-one", "round-before-a-fast-server"
 
 
 class Sampling(NamedTuple):
-    """One method at some rounds: the mean over agents of the return after adaptation, and the mean |grad F|^2 there."""
+    """One method at some rounds: the mean over agents of the return after adaptation."""
 
     rounds: np.ndarray
     after: Float[np.ndarray, "seed evaluation"]
-    gradient: Float[np.ndarray, " evaluation"]
 
 
 def sampling(
@@ -70,17 +72,14 @@ def sampled(inner: Algorithm, agents: int, share: float, memory: float) -> dict[
     """What goes with a share of the agents: nothing ("plain"), a slower server ("slow"), control variates besides.
 
     With a share of the agents there are as many more rounds, so a server that goes that share of the way makes as much
-    of a trajectory as with all of them. As published, control variates remember one round and the server goes all the
-    way.
+    of a trajectory as with all of them. As published, control variates remember one round alone and the server goes
+    all the way; those of rounds also with only one of the two.
     """
     slow = FedOpt(inner, "sgd", share)
     ours = {mode: ControlVariate(slow, mode, agents, memory) for mode in MODES}
-    return {
-        "plain": inner,
-        "slow": slow,
-        **ours,
-        **{as_published(mode): ControlVariate(inner, mode, agents, 1.0) for mode in MODES},
-    }
+    published = {as_published(mode): ControlVariate(inner, mode, agents, 1.0) for mode in MODES}
+    parts = {LAST: ControlVariate(slow, "round", agents, 1.0), FAST: ControlVariate(inner, "round", agents, memory)}
+    return {"plain": inner, "slow": slow, **ours, **published, **parts}
 
 
 def as_published(mode: str) -> str:
@@ -109,14 +108,12 @@ def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | No
         message = state.server.message._replace(inner=begin) if stepped else begin
         state = state._replace(server=state.server._replace(message=message))
     at = np.unique(np.linspace(0, rounds, stops + 1).round().astype(int)[1:])
-    done, after, gradients = 0, [], []
+    done, after = 0, []
     for stop in at:
         state, done = simulation.advance(state, done, int(stop) - done), int(stop)
         thetas = np.asarray(jax.vmap(algorithm.shared)(state.server.message), np.float64)
         after.append(exact.returns_of_many(fleet.train, thetas, ALPHA, policy)[:, 1].mean(axis=-1))
-        lengths = [np.sum(exact.meta_gradient(fleet, theta, ALPHA, policy) ** 2) for theta in thetas]
-        gradients.append(np.mean(lengths))
-    return Sampling(at, np.stack(after, axis=1).astype(np.float32), np.asarray(gradients, np.float32))
+    return Sampling(at, np.round(np.stack(after, axis=1).astype(np.float32) / GRAIN) * GRAIN)
 
 
 def simulation_of(
