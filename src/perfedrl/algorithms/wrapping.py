@@ -111,7 +111,7 @@ def check_learned(algorithm: Algorithm, fleet: Fleet, policy: Any, what: str) ->
     start = jax.eval_shape(policy.init, jax.random.key(0))
     sent, own = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
     learned = own if getattr(inside, "learn_alpha", "no") != "no" else start
-    if jax.tree.structure(sent) != jax.tree.structure(learned):
+    if len({jax.tree.structure(sent), jax.tree.structure(learned)}) > 1:
         name = type(inside).__name__
         raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")
 

@@ -76,7 +76,7 @@ def sampled(inner: Algorithm, agents: int, share: float, memory: float) -> dict[
     all the way; those of rounds also with only one of the two.
     """
     slow = FedOpt(inner, "sgd", share)
-    ours = {mode: ControlVariate(slow, mode, agents, memory) for mode in MODES}
+    ours: dict[str, Algorithm] = {mode: ControlVariate(slow, mode, agents, memory) for mode in MODES}
     published = {as_published(mode): ControlVariate(inner, mode, agents, 1.0) for mode in MODES}
     parts = {LAST: ControlVariate(slow, "round", agents, 1.0), FAST: ControlVariate(inner, "round", agents, memory)}
     return {"plain": inner, "slow": slow, **ours, **published, **parts}
