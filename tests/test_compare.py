@@ -289,7 +289,9 @@ def test_a_result_of_another_version_of_a_method_is_not_taken_for_this_ones(made
     folder, found = made
     path = folder / "results" / found.plan.folder / "local-pg.json"
     before = path.read_text()
-    path.write_text(before.replace('"run": "small-', '"run": "other-'))
+    content = json.loads(before)
+    content["made"]["run"] = content["made"]["run"].replace("small-", "other-")
+    path.write_text(json.dumps(content))
     with pytest.raises(UserError, match="of another version of local-pg"):
         compare(found.plan, folder / "results", saved=True)
     path.write_text(before)
