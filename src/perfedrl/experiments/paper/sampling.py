@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from perfedrl import exact
 from perfedrl.algorithms import Algorithm, ControlVariate, FedOpt, PerFedAvgPG
+from perfedrl.algorithms.control_variate import MEMORY
 from perfedrl.envs import Fleet, gridworld
 from perfedrl.estimators import PAPER, Sampled
 from perfedrl.exact import Exact
@@ -21,7 +22,6 @@ from perfedrl.types import Params
 
 ALPHA, BETA, LOCAL_STEPS, BATCH = 2.0, 0.3, 5, 10
 SHARE, ROUNDS, SEEDS = 0.25, 80, 20
-MEMORY = 0.1
 BESIDE = 0.1
 """Standard deviation of what a symmetric start is moved by."""
 MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
