@@ -19,8 +19,8 @@ from timing import clock, clock_cold, console, target
 import perfedrl as pf
 from perfedrl import compilation
 from perfedrl.envs import unstack
-from perfedrl.experiments.paper.tabular import VARIANTS, tabular
-from perfedrl.simulation import Simulation
+from perfedrl.simulation.simulator import Simulation
+from perfedrl.studies.paper_tabular.study import VARIANTS, tabular
 
 ROUNDS, SEEDS, STEPS_PER_EPISODE = 80, 10, 16
 

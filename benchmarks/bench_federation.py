@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from perfedrl.experiments.config import make_config
-from perfedrl.federation.control import Terms
 from perfedrl.federation.engine import supervisor
 from perfedrl.federation.engine.loopback import machines
 from perfedrl.federation.frames import Frame, decode, encode, receive_raw, send_raw
+from perfedrl.federation.server.run_folder import Terms
 
 AGENTS = 3
 SIZES = {"360": ((32,), 100), "1,000,000": ((994, 994), 40)}

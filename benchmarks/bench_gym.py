@@ -17,9 +17,9 @@ from timing import clock, console, target
 
 from perfedrl import compilation
 from perfedrl.envs import ENVS, gymnasium_fleet
-from perfedrl.lanes import over_lanes
 from perfedrl.policies import MLPSoftmax
 from perfedrl.rollout import RolloutSampler
+from perfedrl.simulation.compiled import over_lanes
 from perfedrl.types import Params
 
 POLICY = MLPSoftmax((4, 32, 2))

@@ -11,8 +11,8 @@ from numpy_navigation import train as train_numpy
 from rich.table import Table
 from timing import clock, clock_cold, console, target
 
-from perfedrl.experiments.paper.neural import curvature_configs, meta_config
-from perfedrl.simulation import Simulation
+from perfedrl.simulation.simulator import Simulation
+from perfedrl.studies.paper_neural.study import curvature_configs, meta_config
 
 SEEDS, NOISE = 10, 2 + 21
 HOW = {"alpha": 1.0, "beta": 0.2, "m_in": 10, "m_out": 10}

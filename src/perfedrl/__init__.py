@@ -29,17 +29,17 @@ if TYPE_CHECKING:
         point_navigation,
     )
     from perfedrl.errors import UserError
-    from perfedrl.evaluation import MonteCarlo
+    from perfedrl.experiments.assessment import Assessment, assess
     from perfedrl.experiments.config import Config, load_config, make_config
     from perfedrl.experiments.evaluate import evaluate
     from perfedrl.experiments.inspection import Inspection, inspect
     from perfedrl.experiments.personalize import Personalized, personalize
-    from perfedrl.experiments.protocol import Assessment, assess
-    from perfedrl.experiments.run import train
     from perfedrl.experiments.store import Run, load_run
-    from perfedrl.history import Deployment, History
+    from perfedrl.experiments.training import train
     from perfedrl.policies import GaussianMLP, LogLinearSoftmax, MLPSoftmax, TableSoftmax
-    from perfedrl.simulation import Result, Simulation, simulate
+    from perfedrl.simulation.evaluation import MonteCarlo
+    from perfedrl.simulation.history import Deployment, History
+    from perfedrl.simulation.simulator import Result, Simulation, simulate
 
 __version__ = version("perfedrl")
 
@@ -49,15 +49,15 @@ _HOME = {
     "envs": "Fleet Navigation PointNavigation TabularMDP acrobot arc cart_pole circle gridworld gymnasium_fleet "
     "mountain_car pendulum point_navigation",
     "errors": "UserError",
-    "evaluation": "MonteCarlo",
+    "simulation.evaluation": "MonteCarlo",
     "experiments.config": "Config load_config make_config",
     "experiments.evaluate": "evaluate",
     "experiments.inspection": "Inspection inspect",
     "experiments.personalize": "Personalized personalize",
-    "experiments.protocol": "Assessment assess",
-    "experiments.run": "train",
+    "experiments.assessment": "Assessment assess",
+    "experiments.training": "train",
     "experiments.store": "Run load_run",
-    "history": "Deployment History",
+    "simulation.history": "Deployment History",
     "policies": "GaussianMLP LogLinearSoftmax MLPSoftmax TableSoftmax",
     "simulation": "Result Simulation simulate",
 }

@@ -21,8 +21,8 @@ from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
-from perfedrl.exact import ExactObjective
-from perfedrl.exact_soft import soft_action_values, soft_advantages
+from perfedrl.exact.soft import soft_action_values, soft_advantages
+from perfedrl.exact.tabular import ExactObjective
 from perfedrl.policies import TableSoftmax
 from perfedrl.policies.tabular import entropies
 from perfedrl.types import Array, Params, Scalar, Trajectory

@@ -22,7 +22,7 @@ from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
-from perfedrl.exact import ExactObjective
+from perfedrl.exact.tabular import ExactObjective
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Array, Params, Scalar, Trajectory
 

@@ -9,14 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import (
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-)
+from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes, local_steps
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys

@@ -22,7 +22,7 @@ from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Forms, Objective, StepKeys, adapt
 from perfedrl.estimators.objective import gradient_of_batch
-from perfedrl.exact import ExactObjective, J
+from perfedrl.exact.tabular import ExactObjective, J
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 

@@ -7,8 +7,8 @@ import typer
 
 from perfedrl import compilation
 from perfedrl.cli.console import Cache, say
-from perfedrl.federation.agent_config import load_agent_config
-from perfedrl.federation.daemon import serve
+from perfedrl.federation.agent.config import load_agent_config
+from perfedrl.federation.agent.daemon import serve
 
 
 def agent(

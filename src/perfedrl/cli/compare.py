@@ -7,8 +7,8 @@ import typer
 
 from perfedrl import compilation
 from perfedrl.cli.console import RunsFolder, command_line, out, training, wrote
-from perfedrl.experiments import compare as study
 from perfedrl.experiments.files import check_file, check_folder
+from perfedrl.studies import compare as study
 
 
 def compare(
@@ -44,7 +44,10 @@ def compare(
 
 def show(found: list[study.Comparison], report: Path, figures: Path | None) -> None:
     """Print the tables, write page and figures."""
-    from perfedrl.report import compare_figures, compare_tables, page, reports, static  # slow to import
+    from perfedrl.report import page, static
+    from perfedrl.studies import reports
+    from perfedrl.studies.compare import figures as compare_figures  # slow to import
+    from perfedrl.studies.compare import tables as compare_tables
 
     for comparison in found:
         out.print(compare_tables.terminal(comparison))

@@ -32,7 +32,7 @@ ReportFile = Annotated[
 @contextmanager
 def training(restart: bool) -> Iterator[Any]:
     """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
-    from perfedrl.experiments.run import Interrupted  # JAX, which not every command needs
+    from perfedrl.experiments.training import Interrupted  # JAX, which not every command needs
 
     try:
         with progress_bars() as update, spoken_warnings():

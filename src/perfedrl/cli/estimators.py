@@ -8,11 +8,11 @@ import typer
 
 from perfedrl import compilation
 from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
-from perfedrl.experiments import estimators as study
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
-from perfedrl.experiments.paper import neural
-from perfedrl.report import estimator_tables as tables
+from perfedrl.studies import estimators as study
+from perfedrl.studies.estimators import tables as tables
+from perfedrl.studies.paper_neural import study as paper_neural_study
 
 
 class Stage(StrEnum):
@@ -54,7 +54,7 @@ def estimators(
         check_file(json_file)
     compilation.use_all_cores()
     compilation.enable_cache()
-    checked = neural.meta_config(1) if config is None else load_config(config)
+    checked = paper_neural_study.meta_config(1) if config is None else load_config(config)
     with measuring("measuring") as progress:
         found = study.measure(
             checked,
@@ -73,13 +73,14 @@ def estimators(
 
 def show(found: study.Study, figures: Path, json_file: Path | None) -> None:
     """Print the tables and what follows from them, and write the files."""
-    from perfedrl.report import estimator_figures, static  # matplotlib is slow to import
+    from perfedrl.report import static
+    from perfedrl.studies.estimators import figures as estimators_figures  # matplotlib is slow to import
 
     for stage in found.stages:
         out.print(tables.stage(found, stage))
     for line in (*tables.notes(found), *(tables.verdict(found, stage) for stage in found.stages)):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-    written = static.save(estimator_figures.comparison(found), figures)
+    written = static.save(estimators_figures.comparison(found), figures)
     if json_file:
         write_atomically(json_file, as_json(tables.as_content(found)))
         written.append(json_file)

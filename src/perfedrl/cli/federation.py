@@ -59,7 +59,7 @@ def server(folder: FleetArgument) -> None:
     """Run the fleet's server until Ctrl-C or `stop`; it is started again when it crashes."""
     engine()
     from perfedrl.federation.engine import service
-    from perfedrl.federation.engine.fleets import FleetFolder
+    from perfedrl.federation.engine.fleet_folder import FleetFolder
 
     service.serve(FleetFolder(folder), say)
 
@@ -83,7 +83,7 @@ def join(
     """
     engine()
     from perfedrl.federation.engine import service
-    from perfedrl.federation.engine.fleets import Kit
+    from perfedrl.federation.engine.fleet_folder import Kit
 
     own = Kit(kit)
     if agent_config is None and env is None:
@@ -125,7 +125,7 @@ def train(
     Example: perfedrl federation train fleet configs/arc.toml --min-agents 4 --deadline 60
     """
     engine()
-    from perfedrl.federation.control import Terms
+    from perfedrl.federation.server.run_folder import Terms
 
     agreed: dict[str, Any] = {"patience": patience, "factor": factor, "strikes": strikes, "personalize": personalize}
     terms = lambda agents: Terms(agents if min_agents is None else min_agents, deadline, **agreed)  # noqa: E731
@@ -138,7 +138,7 @@ def trained(
     """Train, unless it is done already, and show the run; `terms` is a function of the number of agents."""
     from perfedrl.experiments.config import load_config
     from perfedrl.experiments.store import load_run
-    from perfedrl.federation.engine.fleets import FleetFolder
+    from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import Supervisor, finished, prepare
     from perfedrl.report import tables
 
@@ -218,11 +218,11 @@ def told(event: dict[str, Any]) -> str | None:
 def status(folder: FleetArgument) -> None:
     """Say what a fleet does: the server, the agents, the runs under way."""
     engine()
-    from perfedrl.federation.control import Control
     from perfedrl.federation.engine import service
-    from perfedrl.federation.engine.fleets import FleetFolder
-    from perfedrl.federation.engine.session import Operator, Unreachable
+    from perfedrl.federation.engine.admin_session import Operator, Unreachable
+    from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import View
+    from perfedrl.federation.server.run_folder import Control
 
     fleet = FleetFolder(folder)
     lines = [f"{fleet.about.fleet}: {fleet.about.host}:{fleet.about.port}, valid until {fleet.about.valid_until[:10]}"]
@@ -252,7 +252,7 @@ def stop(
     """Stop the server of a fleet, or an agent, on this machine; a run under way waits for them."""
     engine()
     from perfedrl.federation.engine import service
-    from perfedrl.federation.engine.fleets import ABOUT, FleetFolder, Kit
+    from perfedrl.federation.engine.fleet_folder import ABOUT, FleetFolder, Kit
 
     where = FleetFolder(folder).server if (folder / ABOUT).exists() else Kit(folder).folder
     out.print("stopped" if service.stop(where) else "nothing runs there", highlight=False)
@@ -267,8 +267,8 @@ def revoke(
     """Shut an agent out for good: from now on its kit opens nothing. The server must be running."""
     engine()
     from perfedrl.errors import nearest
-    from perfedrl.federation.engine.fleets import FleetFolder
-    from perfedrl.federation.engine.session import Operator
+    from perfedrl.federation.engine.admin_session import Operator
+    from perfedrl.federation.engine.fleet_folder import FleetFolder
 
     fleet = FleetFolder(folder)
     if agent not in fleet.about.agents:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfedrl import compilation
+from perfedrl import compilation, studies
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS
 from perfedrl.cli.console import (
     Cache,
@@ -28,16 +28,16 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.gym.pictures import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES
-from perfedrl.evaluation import EVALUATIONS
-from perfedrl.experiments import inspection, paper, store
+from perfedrl.experiments import inspection, store
 from perfedrl.experiments import personalize as own
+from perfedrl.experiments.assessment import Assessment, assess
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.files import check_file, write_atomically
-from perfedrl.experiments.protocol import Assessment, assess
-from perfedrl.experiments.run import train as train_configs
+from perfedrl.experiments.training import train as train_configs
 from perfedrl.policies import POLICIES
 from perfedrl.report import tables
+from perfedrl.simulation.evaluation import EVALUATIONS
 
 REGISTRIES = {
     "envs": ENVS,
@@ -93,7 +93,8 @@ def train(
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
     if report:
-        from perfedrl.report import page, reports  # the drawing libraries are slow to import
+        from perfedrl.report import page  # the drawing libraries are slow to import
+        from perfedrl.studies import reports
 
         wrote([page.write(reports.of_run(run, command_line()), report)])
 
@@ -204,11 +205,11 @@ def inspect(
         task, params, episode = inspection.episode(checked, agent)
         out.print(tables.fleet(checked.name, found))
         out.print(tables.fleet_cost(found), highlight=False, soft_wrap=True)
-        from perfedrl.report import static, strip  # matplotlib is slow to import
+        from perfedrl.report import episode_strip, static  # matplotlib is slow to import
 
-        if episode is not None and strip.can_draw(task, episode):
+        if episode is not None and episode_strip.can_draw(task, episode):
             title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
-            figure = strip.draw_episode(task, checked.parts.policy, params, episode, title)
+            figure = episode_strip.draw_episode(task, checked.parts.policy, params, episode, title)
             write_atomically(picture, static.image(figure))
             wrote([picture])
         else:
@@ -247,14 +248,14 @@ def list_(
         table = tables.runs(readable(runs))
         out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
-        out.print(tables.titles(paper.KNOWN))
+        out.print(tables.titles(studies.KNOWN))
     else:
         out.print(tables.parts(REGISTRIES[kind]))
 
 
 def save_personalized(result: own.Personalized, run: store.Run, file: Path | None) -> list[Path]:
     """Write an agent's parameters and, where its episodes are paths in the plane, a picture beside them."""
-    from perfedrl.report import figures, static  # matplotlib is slow to import
+    from perfedrl.studies import figures, static  # matplotlib is slow to import
 
     file = file or Path("personalized") / f"{run.folder.name}-{label(result)}.safetensors"
     written = [result.save(file, run=run.folder.name, digest=run.config.digest)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfedrl import compilation
+from perfedrl import compilation, studies
 from perfedrl.cli.console import (
     Cache,
     ReportFile,
@@ -20,14 +20,13 @@ from perfedrl.cli.console import (
     wrote,
 )
 from perfedrl.errors import UserError, nearest
-from perfedrl.experiments import demo as demonstration
-from perfedrl.experiments import paper
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
-from perfedrl.experiments.run import saved
-from perfedrl.experiments.run import train as train_configs
+from perfedrl.experiments.training import saved
+from perfedrl.experiments.training import train as train_configs
 from perfedrl.report import tables
+from perfedrl.studies import demonstration as demonstration
 
-GROUPS = {"all": list(paper.EXPERIMENTS), "families": list(paper.FAMILIES), "mechanisms": list(paper.MECHANISMS)}
+GROUPS = {"all": list(studies.EXPERIMENTS), "families": list(studies.FAMILIES), "mechanisms": list(studies.MECHANISMS)}
 NAMES = "; ".join(f"{', '.join(members)}, or {group}" for group, members in GROUPS.items()) + "."
 
 
@@ -43,7 +42,8 @@ def demo(
     Six agents with goals on an arc learn one initialization together; three unseen agents turn it into their own
     policies from 20, 100 and 200 trajectories, beside learning from scratch at the same cost.
     """
-    from perfedrl.report import page, reports  # the drawing libraries are slow to import
+    from perfedrl.report import page  # the drawing libraries are slow to import
+    from perfedrl.studies import reports
 
     check_file(report)
     compilation.use_all_cores()
@@ -75,7 +75,8 @@ def reproduce(
 
     Examples: perfedrl reproduce e1 --quick; perfedrl reproduce all --json claims.json --report report.html
     """
-    from perfedrl.report import page, reports, static  # the drawing libraries are slow to import
+    from perfedrl.report import page, static  # the drawing libraries are slow to import
+    from perfedrl.studies import reports
 
     chosen = [choose(name) for name in expand(experiments)]
     check_folder(figures)
@@ -83,9 +84,9 @@ def reproduce(
         if file:
             check_file(file)
     compilation.use_all_cores()
-    configs = paper.all_configs(chosen, seeds, quick)
+    configs = studies.all_configs(chosen, seeds, quick)
     trained = saved(configs, runs) if only_saved else train_all(configs, runs, restart, compile_cache)
-    kept = paper.Kept(runs, only_saved, restart)
+    kept = studies.Kept(runs, only_saved, restart)
     claims, plots = findings(chosen, seeds, quick, trained, kept)
     out.print(tables.claims(claims, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
@@ -104,15 +105,15 @@ def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool
 
 
 def findings(
-    chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any], kept: paper.Kept
+    chosen: list[Any], seeds: int | None, quick: bool, trained: list[Any], kept: studies.Kept
 ) -> tuple[list[Any], list[Any]]:
     """The claims and the figures of some experiments, from all their runs and what is kept beside them."""
-    from perfedrl.report.figures import FIGURES
+    from perfedrl.studies.figures import FIGURES
 
     run_of = {run.config.folder: run for run in trained}
     claims, plots = [], []
     for experiment in chosen:
-        repeats = paper.seeds_of(experiment, seeds, quick)
+        repeats = studies.seeds_of(experiment, seeds, quick)
         wanted = experiment.configs(repeats, quick)
         done = {key: run_of[config.folder] for key, config in wanted.items()}
         with measuring(experiment.name) as progress:
@@ -129,6 +130,6 @@ def expand(names: list[str]) -> list[str]:
 
 
 def choose(name: str) -> Any:
-    if name not in paper.KNOWN:
-        raise UserError(f"unknown experiment {name!r}{nearest(name, [*paper.KNOWN, *GROUPS])}")
-    return paper.KNOWN[name]
+    if name not in studies.KNOWN:
+        raise UserError(f"unknown experiment {name!r}{nearest(name, [*studies.KNOWN, *GROUPS])}")
+    return studies.KNOWN[name]

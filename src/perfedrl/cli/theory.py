@@ -9,10 +9,10 @@ import typer
 from perfedrl import compilation
 from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
 from perfedrl.errors import UserError
-from perfedrl.experiments import theory as say
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
-from perfedrl.report import theory_tables as tables
+from perfedrl.studies.theory import analysis as say
+from perfedrl.studies.theory import tables as tables
 from perfedrl.theory import Given, residual, witness
 from perfedrl.theory.measure import MEASURED, ROUNDS
 

@@ -19,14 +19,7 @@ from perfedrl.envs.control import (
 from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.gridworld import gridworld
 from perfedrl.envs.gym import gymnasium_fleet
-from perfedrl.envs.locomotion import (
-    ant_dir,
-    ant_goal,
-    half_cheetah_dir,
-    half_cheetah_vel,
-    hopper_mass,
-    walker_mass,
-)
+from perfedrl.envs.locomotion import ant_dir, ant_goal, half_cheetah_dir, half_cheetah_vel, hopper_mass, walker_mass
 from perfedrl.envs.lqr import LinearQuadratic, lqr
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
 from perfedrl.envs.random_mdps import mix, random_mdps

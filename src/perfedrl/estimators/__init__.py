@@ -5,7 +5,16 @@ from perfedrl.estimators.control import CONTROLS, Control
 from perfedrl.estimators.curvature import CURVATURES, UNBIASED, Curvature, FromBatch
 from perfedrl.estimators.gradient import log_probs, policy_gradient
 from perfedrl.estimators.meta import StepKeys, adapt, first_order_gradient, meta_gradient
-from perfedrl.estimators.objective import BASELINE, CURVATURE, PAPER, Forms, Objective, PolicyObjective, Sampled, forms
+from perfedrl.estimators.objective import (
+    BASELINE,
+    CURVATURE,
+    PAPER,
+    Forms,
+    Objective,
+    PolicyObjective,
+    Sampled,
+    forms,
+)
 from perfedrl.estimators.returns import Credit, reward_to_go
 from perfedrl.types import Trajectory
 

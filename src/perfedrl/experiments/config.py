@@ -17,13 +17,13 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
-from perfedrl.evaluation import EVALUATIONS
+from perfedrl.experiments.experiment import KINDS, Control, Parts, Privacy, Server, build, form, leaves, named, spoken
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.parts import KINDS, Control, Parts, Privacy, Server, build, form, leaves, named, spoken
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
 from perfedrl.registry import shortened
-from perfedrl.simulation import every_few
+from perfedrl.simulation.evaluation import EVALUATIONS
+from perfedrl.simulation.simulator import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
 TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}, "control_variate": {"memory"}}

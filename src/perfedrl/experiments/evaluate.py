@@ -12,7 +12,7 @@ from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
-from perfedrl.simulation import Simulation
+from perfedrl.simulation.simulator import Simulation
 
 
 class AgentReturn(NamedTuple):

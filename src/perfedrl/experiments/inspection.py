@@ -11,10 +11,10 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.fleet import brings_examples, brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
-from perfedrl.lanes import START
 from perfedrl.registry import shortened
 from perfedrl.rollout import sampler
-from perfedrl.simulation import Simulation
+from perfedrl.simulation.compiled import START
+from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Params, Trajectory
 
 MANY = 9

@@ -17,14 +17,14 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
 from perfedrl.estimators.supervised import example_outcomes
-from perfedrl.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step
 from perfedrl.experiments.files import named_leaves, write_atomically
 from perfedrl.experiments.stats import Interval, mean_interval, share_interval
 from perfedrl.experiments.store import Run, load_run
-from perfedrl.lanes import PERSONALIZATION
 from perfedrl.rollout import sampler
+from perfedrl.simulation.compiled import PERSONALIZATION
+from perfedrl.simulation.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.types import Params
 
 EPISODES, SHOWN, MOST_STEPS = 512, 12, 100_000

@@ -24,7 +24,7 @@ from safetensors.numpy import save
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config
 from perfedrl.experiments.files import AGAIN, named_leaves, npz, read_npz, read_safetensors, write_atomically
-from perfedrl.history import Deployment, History
+from perfedrl.simulation.history import Deployment, History
 from perfedrl.types import Params
 
 try:

@@ -8,11 +8,11 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from perfedrl.experiments.files import write_atomically
-from perfedrl.experiments.paper import Claim
 from perfedrl.experiments.store import Run
 from perfedrl.report.interactive import draw
 from perfedrl.report.plots import Plot
 from perfedrl.report.tables import CLAIMS_HEADER, claim_cells
+from perfedrl.studies import Claim
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 

@@ -7,15 +7,15 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Column, Table
 
-from perfedrl.experiments.demo import Row
+from perfedrl.experiments.assessment import Assessment
 from perfedrl.experiments.evaluate import AgentReturn
 from perfedrl.experiments.inspection import Inspection
-from perfedrl.experiments.paper import Claim
 from perfedrl.experiments.personalize import Personalized
-from perfedrl.experiments.protocol import Assessment
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.registry import Registry
+from perfedrl.studies import Claim
+from perfedrl.studies.demonstration import Row
 
 DEMO_HEADER = ("trajectories", "return, personalized", "success", "return, from scratch", "success")
 CLAIMS_HEADER = ("", "claim", "paper", "measured", "95 % interval", "met")

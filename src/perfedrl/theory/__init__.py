@@ -15,13 +15,13 @@ from perfedrl.theory.bounds import (
     small_adaptation,
 )
 from perfedrl.theory.estimate import Batches, Moments, moments
-from perfedrl.theory.floor import FixedPoint, fixed_points
+from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
+from perfedrl.theory.local_step_trace import trace
 from perfedrl.theory.measure import realized
 from perfedrl.theory.plan import Condition, Plan, Problem, corollary_1
+from perfedrl.theory.problem import guarantee, problem
 from perfedrl.theory.regimes import Regime, regime
 from perfedrl.theory.search import Given, cheapest
-from perfedrl.theory.setting import guarantee, problem
-from perfedrl.theory.steps import trace
 from perfedrl.theory.worst_case import Constants, constants
 
 __all__ = [

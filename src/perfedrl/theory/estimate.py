@@ -20,7 +20,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import PAPER, Sampled, StepKeys, first_order_gradient, meta_gradient
 from perfedrl.policies import TablePolicy
 from perfedrl.theory.bounds import Variant
-from perfedrl.theory.listing import Listing, PerTrajectory, batches, listing, per_trajectory
+from perfedrl.theory.trajectory_enumeration import Listing, PerTrajectory, batches, listing, per_trajectory
 from perfedrl.types import Array, Params, Scalar
 
 REPLICATES = 1024

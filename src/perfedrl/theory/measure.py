@@ -15,9 +15,9 @@ from perfedrl.envs.tabular import unstack
 from perfedrl.errors import UserError
 from perfedrl.theory import bounds
 from perfedrl.theory.estimate import Batches, Moments, moments
+from perfedrl.theory.local_step_trace import Trace, trace
 from perfedrl.theory.plan import Problem
-from perfedrl.theory.setting import guarantee, is_tabular, settings
-from perfedrl.theory.steps import Trace, trace
+from perfedrl.theory.problem import guarantee, is_tabular, settings
 from perfedrl.types import Params, Progress
 
 ROUNDS, MEASURED, CURVED, SAMPLED = 40, 12, 4, 3

@@ -8,7 +8,7 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, WITNESS_REWARDS, bandits
 from perfedrl.errors import UserError
 from perfedrl.policies import LogLinearSoftmax
-from perfedrl.theory.floor import FixedPoint, fixed_points
+from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
 
 ALPHA = 0.5
 ALPHAS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 1e-3, 1e-4)

@@ -12,8 +12,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from perfedrl.errors import UserError
+from perfedrl.federation.agent.daemon_client import call_raw
 from perfedrl.federation.frames import LIMIT
-from perfedrl.federation.link import call_raw
 
 FRAME, REASON, TASKS = "frame", "reason", ("prepare", "update", "evaluate", "personalize")
 SOCKET = "PERFEDRL_AGENT_SOCKET"

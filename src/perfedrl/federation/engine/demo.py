@@ -10,13 +10,13 @@ from statistics import median
 from typing import Any
 
 from perfedrl.experiments.config import Config, make_config
-from perfedrl.experiments.paper.beyond import recommended
-from perfedrl.federation.control import Control, Terms
-from perfedrl.federation.engine.fleets import FleetFolder, Kit
+from perfedrl.federation.agent.daemon_client import call
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.loopback import machines
 from perfedrl.federation.engine.supervisor import Supervisor, View, Watch, finished, prepare
 from perfedrl.federation.frames import Frame
-from perfedrl.federation.link import call
+from perfedrl.federation.server.run_folder import Control, Terms
+from perfedrl.studies.curvature.study import recommended
 
 AGENTS, ROUNDS, DEATH = 3, 150, 20
 """How many agents, how many rounds, and after which of them one agent is killed."""

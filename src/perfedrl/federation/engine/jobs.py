@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfedrl.federation.engine.provision import BRIDGE, WORKFLOW
-from perfedrl.federation.engine.tuning import REQUEST_INTERVAL
+from perfedrl.federation.engine.timeouts import REQUEST_INTERVAL
 
 
 def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str], seconds: float) -> Path:

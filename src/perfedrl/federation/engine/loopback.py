@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from perfedrl.federation.engine.fleets import FleetFolder
+from perfedrl.federation.engine.fleet_folder import FleetFolder
 from perfedrl.federation.engine.processes import environment
 from perfedrl.federation.engine.provision import init
-from perfedrl.federation.keeper import Keeper
+from perfedrl.federation.restarting_process import Keeper
 
 
 def free_port() -> int:

@@ -15,9 +15,9 @@ from nvflare.lighter.utils import verify_folder_signature
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.bridge import SOCKET
-from perfedrl.federation.engine.fleets import FleetFolder, Kit
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
-from perfedrl.federation.keeper import Keeper
+from perfedrl.federation.restarting_process import Keeper
 
 REACHED = 5.0
 """Seconds to reach the server in."""

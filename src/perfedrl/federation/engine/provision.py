@@ -21,7 +21,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.fleets import ABOUT, OPERATOR, About
+from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, About
 from perfedrl.federation.frames import LIMIT
 
 ORGANIZATION, SIGNATURES = "perfedrl", "signature.json"

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.fleets import FleetFolder, Kit
+from perfedrl.federation.agent.daemon_client import AgentUnreachable, call
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import (
     check_clock,
     check_kit,
@@ -21,8 +22,7 @@ from perfedrl.federation.engine.processes import (
     server_process,
 )
 from perfedrl.federation.frames import Frame
-from perfedrl.federation.keeper import Keeper
-from perfedrl.federation.link import AgentUnreachable, call
+from perfedrl.federation.restarting_process import Keeper
 
 LOCK = "service.lock"
 READY = 120.0

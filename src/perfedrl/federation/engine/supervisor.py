@@ -14,14 +14,14 @@ from perfedrl.algorithms.wrapping import least_agents
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.store import has_run
-from perfedrl.federation.control import Control, Plan, Terms
-from perfedrl.federation.engine.fleets import FleetFolder
+from perfedrl.federation.agent.answer_store import NAME
+from perfedrl.federation.engine.admin_session import Declined, Operator, Unreachable
+from perfedrl.federation.engine.fleet_folder import FleetFolder
 from perfedrl.federation.engine.jobs import write_job
 from perfedrl.federation.engine.processes import check_clock
 from perfedrl.federation.engine.service import running
-from perfedrl.federation.engine.session import Declined, Operator, Unreachable
-from perfedrl.federation.memory import NAME
-from perfedrl.federation.plans import networked
+from perfedrl.federation.server.network_config import networked
+from perfedrl.federation.server.run_folder import Control, Plan, Terms
 
 POLL, LOOK = 0.2, 2.0
 """Seconds between two looks at a run's progress, and at its job and its agents."""

@@ -12,12 +12,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from perfedrl.federation.asking import Answers
-from perfedrl.federation.control import Control, Stale
 from perfedrl.federation.engine.bridge import FRAME, REASON
-from perfedrl.federation.engine.tuning import CHECK_PERIOD, hasten
-from perfedrl.federation.rounds import Coordinator, failed
-from perfedrl.federation.validation import printable
+from perfedrl.federation.engine.timeouts import CHECK_PERIOD, hasten
+from perfedrl.federation.server.answers import Answers
+from perfedrl.federation.server.rounds import Coordinator, failed
+from perfedrl.federation.server.run_folder import Control, Stale
+from perfedrl.federation.server.upload_checks import printable
 
 PAUSE = 0.002
 """Seconds between two looks at what has come in."""

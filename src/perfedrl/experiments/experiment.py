@@ -1,0 +1,237 @@
+"""What a config describes: its named tables checked against their registries, and the parts built of them."""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from perfedrl.algorithms import (
+    AGGREGATIONS,
+    ALGORITHMS,
+    ATTACKS,
+    Aggregation,
+    Algorithm,
+    Attack,
+    Attacked,
+    ControlVariate,
+    FedOpt,
+    Private,
+    Robust,
+)
+from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves
+from perfedrl.envs import ENVS, Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
+from perfedrl.experiments.normalization import check_curvature, keep_local, normalize
+from perfedrl.policies import POLICIES, Policy
+from perfedrl.registry import Registry, shortened
+from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
+
+KINDS: Mapping[str, Registry] = MappingProxyType(
+    {
+        "fleet": ENVS,
+        "policy": POLICIES,
+        "algorithm": ALGORITHMS,
+        "evaluation": EVALUATIONS,
+        "curvature": CURVATURES,
+        "baseline": BASELINES,
+        "aggregation": AGGREGATIONS,
+        "attack": ATTACKS,
+    }
+)
+"""A config's tables that name a part."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What a config describes; `weights` are the training agents' in the server's mean, None where all count alike."""
+
+    fleet: Fleet
+    policy: Any
+    agent: Sampled
+    algorithm: Algorithm
+    evaluation: Evaluation
+    weights: tuple[float, ...] | None = None
+
+
+class Privacy(BaseModel):
+    """The table [privacy]: the longest displacement, its noise in units of that, and the delta to account with."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    clip: float = Field(gt=0, allow_inf_nan=False)
+    noise: float = Field(ge=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+
+
+class Control(BaseModel):
+    """The table [control_variate]: what is corrected, uploads or every local step, and how fast agents remember."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["round", "step"] = "round"
+    memory: float = Field(gt=0, le=1)
+
+
+class Server(BaseModel):
+    """The table [server]: the optimizer that steps along a round's mean displacement."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"]
+    rate: float = Field(gt=0, allow_inf_nan=False)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    b1: float = Field(default=0.9, ge=0, lt=1)
+    b2: float = Field(default=0.99, ge=0, lt=1)
+    eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+
+
+def build(config: Any) -> Parts:
+    """The parts of a config; what is wrong with it is said here, before anything compiles."""
+    if isinstance(config.evaluate_every, tuple) and config.evaluate_every[-1] != config.rounds:
+        last = config.evaluate_every[-1]
+        raise UserError(f"evaluate_every ends with {last}; the last evaluation must be at round {config.rounds}")
+    fleet = ENVS[config.fleet["env"]](**without(config.fleet, "env"))
+    check_kind(fleet, Fleet, "environment", config.fleet["env"])
+    policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name"))
+    check_kind(policy, Policy, "policy", config.policy["name"])
+    algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
+    check_kind(algorithm, Algorithm, "algorithm", config.algorithm["name"])
+    check_serves(algorithm, fleet, policy)
+    policy = normalize(config.normalization, fleet, policy, algorithm)
+    agent = Sampled(policy, made(config.curvature, CURVATURES), made(config.baseline, BASELINES), config.entropy)
+    check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])
+    check_curvature(policy, agent.forms.curvature)
+    check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
+    evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))
+    check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
+    if not getattr(algorithm, "serves_unseen", True) and fleet.held_out is not None:
+        raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
+    weights = (config.aggregation or {}).get("weights")
+    check_agents(algorithm, fleet.agents, weights)
+    wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))
+    check_agents(wrapped, fleet.agents, weights)
+    check_participation(wrapped, fleet.agents, config.participation, weights)
+    if wrapped is not algorithm:
+        check_serves(wrapped, fleet, policy)
+    return Parts(fleet, policy, agent, wrapped, evaluation, weights)
+
+
+def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
+    """The algorithm with what else a config asks for around it; `total` is what the agents' weights add up to.
+
+    Agents keep what is their own and protect what they send, the server aggregates it and steps, control variates
+    correct what both do, and attackers come between the two.
+    """
+    check_together(config, algorithm)
+    algorithm = keep_local(config.normalization, algorithm)
+    if config.privacy is not None:
+        algorithm = Private(algorithm, config.privacy.clip, config.privacy.noise)
+    if config.aggregation is not None:
+        aggregation = made(config.aggregation, AGGREGATIONS, "weights")
+        check_kind(aggregation, Aggregation, "aggregation", config.aggregation["name"])
+        check_weighted(algorithm, config)
+        if config.aggregation["name"] != "mean":
+            algorithm = Robust(algorithm, aggregation)
+    if config.server is not None:
+        algorithm = FedOpt(algorithm, **config.server.model_dump())
+    if config.control_variate is not None:
+        algorithm = ControlVariate(algorithm, total=total, **config.control_variate.model_dump())
+    if config.attack is not None:
+        attack = made(config.attack, ATTACKS, "agents")
+        check_kind(attack, Attack, "attack", config.attack["name"])
+        algorithm = Attacked(algorithm, attack, config.attack["agents"])
+    return algorithm
+
+
+def check_together(config: Any, algorithm: Algorithm) -> None:
+    """Refuse what would not do what it says in company."""
+    control, server, robust = config.control_variate, config.server, (config.aggregation or {"name": "mean"})["name"]
+    if getattr(algorithm, "uploads_arrive", False) and (config.privacy or config.attack or robust != "mean"):
+        raise UserError(
+            f"{config.algorithm['name']} has agents who send nothing in some rounds, which [privacy], [attack] and "
+            "aggregations but the mean would take for an upload: leave them out, or take fedavg-pg"
+        )
+    if control is not None and (config.privacy or config.attack or robust != "mean"):
+        raise UserError(
+            "a [control_variate] remembers displacements as they are: leave it out, or [privacy], [attack] and every "
+            "[aggregation] but the mean"
+        )
+    moments = config.normalization
+    if moments is not None and "local" in (moments.observations, moments.rewards) and not plain(algorithm):
+        raise UserError(
+            f'[normalization] with "local" moments keeps a part of a message with the agents, and '
+            f'{config.algorithm["name"]} has uploads of its own: make them "federated", or take fedavg-pg'
+        )
+    if moments is not None and "federated" in (moments.observations, moments.rewards) and (control or server):
+        raise UserError(
+            '[normalization] with "federated" moments averages them round by round, which [control_variate] and '
+            '[server] would change: make them "local", or leave these out'
+        )
+
+
+def plain(algorithm: Algorithm) -> bool:
+    """Whether an upload is a whole changed message, or nothing at all."""
+    return not (hasattr(algorithm, "as_upload") or getattr(algorithm, "uploads_arrive", False))
+
+
+def check_weighted(algorithm: Algorithm, config: Any) -> None:
+    """Refuse weights where nothing is weighted."""
+    if not getattr(algorithm, "federated", True):
+        raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no upload to aggregate")
+
+
+def named(table: Mapping[str, Any], key: str, what: str, known: Registry) -> tuple[str, dict[str, Any]]:
+    """The name in a table, and the parameters beside it."""
+    if not isinstance(table.get(key), str):
+        raise UserError(f'the table [{what}] needs {key} = "...", one of: {", ".join(known)}')
+    return table[key], without(table, key)
+
+
+def form(value: Any, what: str, known: Registry, besides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A table with a name and parameters; the name alone stands for it with its defaults.
+
+    Keys `besides` are not the part's parameters; lists among them become tuples.
+    """
+    table = {"name": value} if isinstance(value, str) else value
+    if not isinstance(table, dict):
+        raise UserError(f"{what} = {shortened(value)}: a name, or a table with a name, one of: {', '.join(known)}")
+    name, params = named(table, "name", what, known)
+    kept = {key: params.pop(key) for key in besides if params.get(key) is not None}
+    frozen = {key: tuple(x) if isinstance(x, list | tuple) else x for key, x in kept.items()}
+    return {"name": name, **known.resolve(name, params), **frozen}
+
+
+def made(table: Mapping[str, Any], known: Registry, *besides: str) -> Any:
+    """The part that a table describes."""
+    return known[table["name"]](**without(table, "name", *besides))
+
+
+def spoken(table: dict[str, Any], known: Registry) -> dict[str, Any]:
+    """A part's table without the parameters that have their defaults."""
+    first = next(iter(table))
+    defaults = {key: p.default for key, p in known.parameters(table[first]).items()}
+    plain = lambda x: json.loads(json.dumps(x, default=str))  # noqa: E731
+    unset = lambda key: key in defaults and defaults[key] is not inspect.Parameter.empty  # noqa: E731
+    return {key: x for key, x in table.items() if key == first or not (unset(key) and plain(defaults[key]) == x)}
+
+
+def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in keys}
+
+
+def check_kind(part: Any, kind: type, what: str, name: str) -> None:
+    if not isinstance(part, kind):
+        raise UserError(f"the {what} {name!r} must make a perfedrl {kind.__name__}; it made a {type(part).__name__}")
+
+
+def leaves(algorithm: Algorithm) -> set[str]:
+    """The settings of an algorithm that are leaves of its pytree, and so may differ within one compiled program."""
+    kind = type(algorithm)
+    if not dataclasses.is_dataclass(kind):
+        return set()
+    return {field.name for field in dataclasses.fields(kind) if not field.metadata.get("static", False)}

@@ -1,0 +1,222 @@
+"""What one agent is and what it is willing to do: its environment, its limits, and whom it trusts with names.
+
+A plan, the server's config, comes over a network. What it may make this machine import, read and sample is decided
+here, on its text, before anything in it is built.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from perfedrl.envs import ENVS, Fleet, Task, fleet
+from perfedrl.envs.fleet import brings_sampler
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import Config, make_config, whole
+from perfedrl.experiments.settings import beside, read_table, validated
+from perfedrl.registry import shortened
+from perfedrl.rollout import Sampler
+from perfedrl.simulation.evaluation import check_fit
+
+LARGEST_NUMBER = 2**31
+"""Agents' numbers stay below it, and so below what else is folded into a seed's key."""
+
+
+class Limits(BaseModel):
+    """What an agent does at most for one request."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    trajectories_per_round: int = Field(default=100_000, ge=1)
+    """In training, and to personalize."""
+    episodes: int = Field(default=1_000_000, ge=1)
+    """For an evaluation, those of the adaptation included."""
+    seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    """A Python sampler stops between two batches; compiled work is thrown away when it took longer."""
+
+
+class AgentConfig(BaseModel):
+    """One agent of a networked fleet: an environment, which of its agents this one is, limits and trust."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    fleet: dict[str, Any]
+    agent: int | None = Field(default=None, ge=0)
+    """Which of the fleet's training agents; left out, the agent's number in the federation says it."""
+    limits: Limits = Limits()
+    trust: tuple[str, ...] = ()
+    """Import paths that a plan may name; what perfedrl registers needs no trust."""
+    tell_outcomes: bool = True
+    """Whether the agent tells what its parameters are worth to it; [privacy] in a plan does not protect that."""
+
+    @field_validator("fleet")
+    @classmethod
+    def _fleet(cls, table: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(table.get("env"), str):
+            raise UserError(f'the table [fleet] needs env = "...", an import path or one of: {", ".join(ENVS)}')
+        params = {key: value for key, value in table.items() if key != "env"}
+        return {"env": table["env"], **ENVS.resolve(table["env"], params, supplied=("policy",))}
+
+    @field_validator("trust")
+    @classmethod
+    def _trust(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if not all(path.partition(":")):
+                raise UserError(f'trust: {shortened(path)} is no import path such as "my_package.policies:net"')
+        return paths
+
+    @property
+    def env(self) -> str:
+        return self.fleet["env"]
+
+    @property
+    def samples_in_python(self) -> bool:
+        """Whether JAX cannot trace the environment: a Gymnasium fleet, say, or a sampler around a robot."""
+        return self.makes_sampler or not alone(self._world).traceable
+
+    @property
+    def makes_sampler(self) -> bool:
+        """Whether the environment is a function of the policy that makes a sampler."""
+        return "policy" in ENVS.parameters(self.env)
+
+    @property
+    def _params(self) -> dict[str, Any]:
+        return {key: value for key, value in self.fleet.items() if key != "env"}
+
+    @cached_property
+    def _world(self) -> Any:
+        world = ENVS[self.env](**self._params)
+        if not isinstance(world, Fleet | Task) and not brings_sampler(world):
+            raise UserError(
+                f"the environment {self.env!r} must make a Fleet or a task, or take a policy and make a sampler; "
+                f"it made a {type(world).__name__}"
+            )
+        if self.agent is not None and not isinstance(world, Fleet):
+            raise UserError(f"agent = {self.agent} picks one of a fleet; {self.env!r} made a single task")
+        return world
+
+    def tasks(self, number: int) -> Any:
+        """This agent's task, as a stack of one."""
+        if not isinstance(self._world, Fleet):
+            return alone(self._world).train
+        i, count = number if self.agent is None else self.agent, self._world.agents
+        if not 0 <= i < count:
+            raise UserError(f"there is no training agent {i}: the fleet of {self.env!r} has {count}, numbered from 0")
+        return jax.tree.map(lambda x: x[i : i + 1], self._world.train)
+
+    def sampler(self, policy: Any, number: int) -> tuple[Sampler, Any]:
+        """This agent's Python sampler for a policy, and what knows its discount and what else to say of an episode."""
+        if not self.makes_sampler:
+            task = self.tasks(number)[0]
+            check_fit(task, policy)
+            return task.sampler(policy), task
+        made = ENVS[self.env](policy=policy, **self._params)
+        if not isinstance(made, Sampler) or not hasattr(made, "discount"):
+            raise UserError(
+                f"the environment {self.env!r} takes a policy, so it must make a sampler: an object with traceable, "
+                f"sample(params, key, m) and discount; it made a {type(made).__name__}"
+            )
+        if made.traceable:
+            raise UserError(f"the sampler of {self.env!r} must have traceable = False; what JAX can trace is a task")
+        discount = made.discount
+        if not isinstance(discount, int | float) or not 0 <= discount < 1:
+            raise UserError(f"the sampler of {self.env!r} needs a discount in [0, 1); it is {discount!r}")
+        return made, made
+
+
+def alone(world: Any) -> Fleet:
+    """A fleet as it is, a single task as a fleet of one."""
+    return world if isinstance(world, Fleet) else fleet([world])
+
+
+def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentConfig:
+    """Read an agent's settings from a TOML file; `env` takes the place of its whole table [fleet], or of the file."""
+    if path is None:
+        if env is None:
+            raise UserError("say what this agent's environment is: a file, or --env NAME")
+        return make_agent_config({"fleet": {"env": env}})
+    path = Path(path)
+    table = read_table(path, "agent config")
+    if env is not None:
+        table["fleet"] = {"env": env}
+    table = beside(path, table)
+    try:
+        return make_agent_config(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def make_agent_config(table: Mapping[str, Any]) -> AgentConfig:
+    """Check a table of settings; the error is one sentence about the first thing wrong."""
+    config = validated(AgentConfig, table, "agent config")
+    if not config.makes_sampler:
+        config._world  # noqa: B018
+    elif config.agent is not None:
+        raise UserError(f"agent = {config.agent} picks one of a fleet; {config.env!r} makes a sampler")
+    return config
+
+
+def check_number(number: int) -> int:
+    """Refuse what cannot be an agent's number in a federation."""
+    if not whole(number) or not 0 <= number < LARGEST_NUMBER:
+        raise UserError(f"an agent's number is a whole number from 0 to {LARGEST_NUMBER - 1}; it is {number!r}")
+    return number
+
+
+def read_plan(text: str, agent: AgentConfig) -> Config:
+    """The server's config, where this agent is willing to follow it."""
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"the plan is not valid TOML: {error}") from error
+    if "attack" in table:
+        raise UserError("the plan has a table [attack]; attacks are for simulations, no agent takes part in one")
+    for place, value in _texts(table):
+        if ":" in value and value not in agent.trust:
+            raise UserError(
+                f"the plan names {shortened(value)} as {place}, which this agent does not trust: it imports what "
+                "perfedrl registers, and what its own config lists under trust"
+            )
+    try:
+        config = make_config(_with_own_file(table, agent))
+    except UserError as error:
+        raise UserError(f"the plan: {error}") from error
+    if len(config.seeds) != 1:
+        raise UserError(f"a networked plan has exactly one seed; this one has {len(config.seeds)}")
+    algorithm, most = config.parts.algorithm, agent.limits.trajectories_per_round
+    if not getattr(algorithm, "federated", True):
+        raise UserError(
+            f"the plan's algorithm {config.algorithm['name']!r} sends nothing: there is no federation in it"
+        )
+    if algorithm.trajectories_per_round > most:
+        raise UserError(
+            f"the plan takes {algorithm.trajectories_per_round} trajectories per round; this agent's limit is {most}"
+        )
+    return config
+
+
+def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """All texts in a table, with their places; a date counts as the text that it would become."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(item, f"{place}.{key}" if place else key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, place)
+    elif (place != "fleet.file") and not isinstance(value, bool | int | float):
+        yield place, str(value)
+
+
+def _with_own_file(table: dict[str, Any], agent: AgentConfig) -> dict[str, Any]:
+    """The plan with this agent's file of arrays in place of the server's: no plan says what is read here."""
+    fleet = table.get("fleet")
+    if not isinstance(fleet, dict) or not fleet.get("file"):
+        return table
+    if not agent.fleet.get("file"):
+        raise UserError("its fleet is in a file at the server; this agent's own config must name a file of arrays too")
+    rest = {key: value for key, value in fleet.items() if key not in ("file", "sha256")}
+    return {**table, "fleet": {**rest, "file": agent.fleet["file"]}}

@@ -1,0 +1,117 @@
+"""What `lanes.py` compiles, played in Python: rounds and measurements of agents that JAX cannot trace.
+
+Keys are the same, so an agent's work is a function of (seed, agent, round) here too. An agent whose environment fails
+sits out: the round goes on without its upload, and what could not be measured is not a number.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from perfedrl.algorithms import Algorithm
+from perfedrl.algorithms.wrapping import least_agents
+from perfedrl.errors import AgentError, UserError
+from perfedrl.estimators import Objective
+from perfedrl.simulation.compiled import FleetState, agent_key, taking_part
+
+log = logging.getLogger("perfedrl")
+
+
+def advance(
+    algorithms: Sequence[Algorithm],
+    state: FleetState,
+    seeds: Sequence[int],
+    agent: Callable[[Any], Objective],
+    tasks: Sequence[Any],
+    first: int,
+    rounds: int,
+    weights: Float[np.ndarray, " n"] | None,
+    present: int | None = None,
+) -> FleetState:
+    """Advance all lanes by `rounds` rounds from round `first`, one lane and one agent after the other."""
+    everybody = range(len(tasks))
+    agents, weights = [agent(task) for task in tasks], np.ones(len(tasks)) if weights is None else weights
+    done = []
+    for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
+        lane = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
+        for k in range(first, first + rounds):
+            who = everybody if present is None else taking_part(seed, k, len(tasks), present).tolist()
+            lane = play_round(algorithm, lane, agents, seed, k, weights, who)
+        done.append(lane)
+    return jax.tree.map(lambda *xs: np.stack(xs), *done)
+
+
+def play_round(
+    algorithm: Algorithm,
+    state: FleetState,
+    agents: Sequence[Objective],
+    seed: int,
+    round_: int,
+    weights: Float[np.ndarray, " n"],
+    who: Sequence[int],
+) -> FleetState:
+    """One communication round of one lane, in which some agents take part."""
+    uploads, took_part, clients = [], [], []
+    for i, agent in enumerate(agents):
+        client = jax.tree.map(lambda x, i=i: x[i], state.clients)
+        if i not in who:
+            clients.append(client)
+            continue
+        key = jax.random.fold_in(agent_key(seed, i), round_)
+        try:
+            upload, client = algorithm.client(state.server.message, client, agent, key)
+        except AgentError as error:
+            log.warning("round %d, seed %d goes on without one agent: %s", round_, seed, error)
+            failed = error
+        else:
+            uploads.append(upload)
+            took_part.append(i)
+        clients.append(client)
+    if len(uploads) < least_agents(algorithm):
+        raise UserError(f"round {round_} has too few agents left to go on; {failed}")
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
+    server = algorithm.server(state.server, stacked, jnp.asarray(weights[took_part], float))
+    return FleetState(server, jax.tree.map(lambda *xs: jnp.stack(xs), *clients))
+
+
+def measure(
+    how: Callable[..., Any],
+    algorithms: Sequence[Algorithm],
+    messages: PyTree,
+    clients: PyTree,
+    seeds: Sequence[int],
+    evaluation: Any,
+    tasks: Sequence[Any],
+    first_agent: int,
+    moment: int,
+) -> Any:
+    """Apply `how`, a function of one agent, to every agent of every lane: arrays [lane, agent, ...]."""
+    rows: list[list[Any]] = []
+    for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
+        row = []
+        for j, task in enumerate(tasks):
+            message = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), messages)
+            client = jax.tree.map(lambda x, i=i, j=j: jnp.asarray(x[i, j]), clients)
+            key = jax.random.fold_in(agent_key(seed, first_agent + j), np.uint32(moment))
+            try:
+                row.append(how(evaluation, algorithm, message, client, task, key))
+            except AgentError as error:
+                log.warning("an agent cannot be measured: %s", error)
+                row.append(None)
+        rows.append(row)
+    return filled(rows)
+
+
+def filled(rows: list[list[Any]]) -> Any:
+    """The measurements as arrays [lane, agent, ...], with NaN for those that failed."""
+    there = next((x for row in rows for x in row if x is not None), None)
+    if there is None:
+        raise UserError("no agent of the fleet can be measured: every environment failed")
+    missing = jax.tree.map(lambda x: np.full_like(np.asarray(x, float), np.nan), there)
+    side_by_side = lambda trees: jax.tree.map(lambda *xs: np.stack(xs), *trees)  # noqa: E731
+    return side_by_side([side_by_side([missing if x is None else x for x in row]) for row in rows])

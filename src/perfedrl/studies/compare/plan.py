@@ -1,0 +1,231 @@
+"""What to compare: one fleet, one budget, several methods; read from TOML, refused before any run."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from perfedrl.algorithms import ALGORITHMS
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError, nearest
+from perfedrl.estimators import BASELINE
+from perfedrl.experiments.config import Config
+from perfedrl.experiments.settings import read_table, validated
+from perfedrl.studies.compare.methods import METHODS, Method
+
+MOST_TRIALS = 10_000
+
+
+class Plan(BaseModel):
+    """A comparison: every method trains on the fleet under the same budget, its settings chosen on the tuning fleet.
+
+    `budget` is what an agent samples in a round, `trials` how many settings every method tries; `search` has the ranges
+    of the step sizes. `tuning` is what makes the tuning fleet out of the fleet: other agents, none of which is tested.
+    Plans of one `family` differ in their `level`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
+
+    name: str
+    family: str = ""
+    level: float | None = None
+    seeds: int = Field(default=10, ge=2, le=1000)
+    rounds: int = Field(ge=1)
+    evaluations: int = Field(default=10, ge=1)
+    budget: int = Field(ge=1)
+    local_steps: int = Field(default=5, ge=1, le=1000)
+    trials: int = Field(default=8, ge=1, le=MOST_TRIALS)
+    tuning_seeds: tuple[int, ...] = (1000, 1001)
+    search_seed: int = Field(default=0, ge=0)
+    methods: tuple[str, ...] | None = None
+    search: dict[str, tuple[float, float]]
+    fleet: dict[str, Any]
+    tuning: dict[str, Any]
+    policy: dict[str, Any]
+    evaluation: dict[str, Any]
+    baseline: str = BASELINE
+    entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @field_validator("search")
+    @classmethod
+    def _search(cls, ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        if set(ranges) != {"alpha", "beta"}:
+            raise UserError(
+                f"the table [search] needs alpha = [low, high] and beta = [low, high], and no others; it has "
+                f"{', '.join(ranges) or 'none'}: weights are searched where their methods say"
+            )
+        for name, (low, high) in ranges.items():
+            if not 0 < low <= high < float("inf"):
+                raise UserError(f"search.{name} must be [low, high] with 0 < low <= high; it is {[low, high]}")
+        return ranges
+
+    @field_validator("methods")
+    @classmethod
+    def _methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        for name in names or ():
+            if name not in METHODS:
+                raise UserError(f"there is no method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+        return names
+
+    @cached_property
+    def digest(self) -> str:
+        """Ten hex digits that identify what is compared, but for which methods."""
+        content = self.model_dump(mode="json", exclude={"name", "family", "level", "methods"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}-{self.digest}"
+
+    @cached_property
+    def entrants(self) -> dict[str, Method]:
+        """The methods that take part: those that were asked for, or all that can serve the fleet."""
+        names = self.methods or tuple(name for name in METHODS if name not in self.unfit)
+        return {name: METHODS[name] for name in names}
+
+    @cached_property
+    def unfit(self) -> dict[str, str]:
+        """The methods that cannot serve the fleet or the budget, and why."""
+        found = {}
+        for name in METHODS:
+            try:
+                self.config(name, self._middle(METHODS[name])).parts  # noqa: B018
+            except UserError as error:
+                found[name] = str(error)
+        return found
+
+    def config(self, method: str, settings: Mapping[str, float], tuning: bool = False) -> Config:
+        """The experiment of one method under some settings, on the test fleet or the tuning fleet."""
+        entrant = METHODS[method]
+        counts = entrant.split(self.budget, self.local_steps)
+        for name, count in counts.items():
+            if count < 1:
+                raise UserError(
+                    f"{method}: a budget of {self.budget} trajectories a round is too small for one local step "
+                    f"({name} would be {count}); the least that works is {self.least(entrant)}"
+                )
+        own = {k: v for k, v in settings.items() if "." not in k}
+        algorithm = {"name": entrant.algorithm, **entrant.fixed, **counts, **own}
+        tables = {name: dict(x) if isinstance(x, Mapping) else x for name, x in entrant.tables.items()}
+        for key, value in settings.items():
+            table, _, name = key.partition(".")
+            if name:
+                tables[table][name] = value
+        return validated(
+            Config,
+            {
+                "name": f"{self.name}-{method}",
+                "seeds": list(self.tuning_seeds) if tuning else self.seeds,
+                "rounds": self.rounds,
+                "evaluate_every": max(1, self.rounds // self.evaluations),
+                "start": "per-seed",
+                "baseline": self.baseline,
+                "entropy": self.entropy,
+                "fleet": self._fleet(entrant, tuning),
+                "policy": self.policy,
+                "evaluation": self.evaluation,
+                "algorithm": algorithm,
+                **tables,
+            },
+            "config",
+        )
+
+    def _fleet(self, method: Method, tuning: bool) -> dict[str, Any]:
+        """The fleet's table; a method that learns nothing for unseen agents has none."""
+        table = {**self.fleet, **(self.tuning if tuning else {})}
+        if not getattr(ALGORITHMS[method.algorithm], "serves_unseen", True) and "held_out" in table:
+            table["held_out"] = [] if isinstance(table["held_out"], list) else 0
+        return table
+
+    def least(self, method: Method) -> int:
+        """The smallest budget with a trajectory in every batch."""
+        budget = 1
+        while min(method.split(budget, self.local_steps).values()) < 1:
+            budget += 1
+        return budget
+
+    def ranges(self, method: Method) -> dict[str, tuple[float, float]]:
+        """What is searched for, and where."""
+        return {name: self.search[name.removeprefix("deployment_")] for name in method.steps} | dict(method.search)
+
+    def _middle(self, method: Method) -> dict[str, float]:
+        return {name: float(np.sqrt(low * high)) for name, (low, high) in self.ranges(method).items()}
+
+    def check(self) -> None:
+        """Refuse what cannot be compared fairly, before any run."""
+        if set(self.tuning_seeds) & set(range(self.seeds)) or not self.tuning_seeds:
+            raise UserError(f"tuning_seeds must be some, none of them a test seed 0 .. {self.seeds - 1}")
+        if not self.tuning:
+            raise UserError(
+                "the table [tuning] is empty: say what makes other agents, seed = 1, say; tuning on the agents that "
+                "are tested would favour whoever fits them best"
+            )
+        for name in self.methods or ():
+            if name in self.unfit:
+                raise UserError(self.unfit[name])
+        if not self.entrants:
+            raise UserError(f"no method can serve this fleet; {next(iter(self.unfit.values()))}")
+        first = next(iter(self.entrants))
+        fleets = [self.config(first, self._middle(METHODS[first]), tuning).parts.fleet for tuning in (False, True)]
+        if shared := common_agents(*fleets):
+            raise UserError(f"[tuning] has {shared} of the agents that are tested; change its seed, goals or ranges")
+
+
+def common_agents(one: Fleet, other: Fleet) -> int:
+    """How many agents of a fleet are also in another; 0 where that cannot be told."""
+    if not (one.traceable and other.traceable):
+        return 0
+    rows = [[bytes(agent) for agent in agents(fleet)] for fleet in (one, other)]
+    return sum(agent in rows[1] for agent in rows[0])
+
+
+def agents(fleet: Fleet) -> list[bytes]:
+    """Every agent's own numbers."""
+    found = []
+    for part in (fleet.train, fleet.held_out):
+        if part is not None:
+            leaves = [np.asarray(x, float) for x in jax.tree.leaves(part)]
+            found += [b"".join(x[i].tobytes() for x in leaves) for i in range(len(leaves[0]))]
+    return found
+
+
+def check_levels(levels: Any, fleet: Any) -> None:
+    """Refuse what is no table of equally long lists, the first of numbers, and a fleet that is no table."""
+    if not isinstance(fleet, dict):
+        raise UserError("the plan needs a table [fleet]")
+    lists: list[Any] = list(levels.values()) if isinstance(levels, dict) else [None]
+    if not all(isinstance(x, list) and x for x in lists) or len({len(x) for x in lists}) > 1:
+        raise UserError("the table [levels] needs lists of one length, one value for each comparison")
+    if lists and not all(isinstance(x, int | float) for x in lists[0]):
+        raise UserError("the first list of [levels] must be of numbers, which the comparisons are named after")
+
+
+def load_plans(path: str | Path) -> list[Plan]:
+    """The comparisons in a TOML file: one, or one for each of its levels.
+
+    A table [levels] has lists of one length: the i-th values, put into the fleet, make the i-th comparison.
+    """
+    path = Path(path)
+    table = read_table(path, "comparison")
+    try:
+        levels = table.pop("levels", {})
+        check_levels(levels, table.get("fleet"))
+        plans = []
+        for i in range(len(next(iter(levels.values()))) if levels else 1):
+            own = {name: values[i] for name, values in levels.items()}
+            more: dict[str, Any] = {"fleet": {**table.get("fleet", {}), **own}}
+            if own:
+                level, family = next(iter(own.values())), table.get("name", "")
+                more |= {"name": f"{family}-{level:g}", "family": family, "level": level}
+            plans.append(validated(Plan, {**table, **more}, "plan"))
+        for plan in plans:
+            plan.check()
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return plans

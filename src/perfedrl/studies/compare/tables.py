@@ -1,0 +1,140 @@
+"""Tables of comparisons: every method's measures, what it is ahead of the reference by, and what was tuned."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.table import Column, Table
+
+from perfedrl.experiments.stats import Interval, bootstrap_interval
+from perfedrl.report import page
+from perfedrl.studies.compare import METHODS, Comparison
+
+REFERENCE = "per-fedavg-pg"
+SHOWN = ("training", "gap to the optimum", "unseen, 0", "unseen, 50", "unseen, 200")
+
+
+def measured(comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
+    """Every method's measures, seed by seed; the best for training agents first, those that diverged last."""
+    found = {name: comparison.measures(name) for name in comparison.entries}
+    height = lambda name: np.nan_to_num(found[name]["training"].mean(), nan=-np.inf)  # noqa: E731
+    return {name: found[name] for name in sorted(found, key=height, reverse=True)}
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """The measures that some method has, in order."""
+    return list(dict.fromkeys(key for found in measured(comparison).values() for key in found))
+
+
+def terminal(comparison: Comparison) -> Table:
+    """The measures as a table for the terminal: means over seeds. Methods go by the names that `--only` takes."""
+    shown = [name for name in SHOWN if name in columns(comparison)]
+    table = Table(
+        Column("method", no_wrap=True),
+        *shown,
+        title=f"{comparison.plan.name}: mean return over {comparison.plan.seeds} seeds",
+    )
+    for name, found in measured(comparison).items():
+        table.add_row(name, *(number(found.get(key)) for key in shown))
+    return table
+
+
+def lines(comparisons: Sequence[Comparison], measure: str) -> list[str]:
+    """One measure of every method on every fleet as the lines of a Markdown table, means over seeds, the best bold."""
+    found = [measured(comparison) for comparison in comparisons]
+    mean = lambda own, m: own[m][measure].mean() if m in own and measure in own[m] else np.nan  # noqa: E731
+    values = {m: np.asarray([mean(own, m) for own in found]) for m in METHODS}
+    best = np.nanmax(list(values.values()), axis=0)
+    cell = lambda x, top: "" if np.isnan(x) else f"**{x:.2f}**" if x >= top - 0.005 else f"{x:.2f}"  # noqa: E731
+    head = ["method", *(comparison.plan.name for comparison in comparisons)]
+    rows = [
+        [METHODS[m].title, *(cell(x, top) for x, top in zip(row, best, strict=True))]
+        for m, row in values.items()
+        if not np.isnan(row).all()
+    ]
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def results(comparison: Comparison) -> page.Table:
+    """Every measure with its bootstrap interval."""
+    names = columns(comparison)
+    rows = [
+        (METHODS[method].title, *(interval(found[key]) if key in found else "" for key in names))
+        for method, found in measured(comparison).items()
+    ]
+    note = "Mean over test seeds with 95 % bootstrap intervals. 'unseen, m': agents that took no part, after m of "
+    note += "their own trajectories. 'curve by ...': mean height of the learning curve up to a cost that all reach."
+    return page.Table(f"{comparison.plan.name}: results", ("method", *names), rows, note)
+
+
+def differences(comparison: Comparison) -> page.Table:
+    """How far every method is ahead of Per-FedAvg-PG, seed by seed: paired bootstrap intervals."""
+    found, names = measured(comparison), ("training", "unseen, 50", "unseen, 200")
+    if REFERENCE not in found:
+        return page.Table(f"{comparison.plan.name}: differences", ("method",), [])
+    base = found[REFERENCE]
+    ahead = lambda own, key: interval(own[key] - base[key]) if key in own and key in base else ""  # noqa: E731
+    rows = [
+        (METHODS[method].title, *(ahead(own, key) for key in names))
+        for method, own in found.items()
+        if method != REFERENCE
+    ]
+    note = "Mean difference over test seeds with a 95 % paired bootstrap interval; positive is ahead."
+    title = f"{comparison.plan.name}: ahead of {METHODS[REFERENCE].title}"
+    return page.Table(title, ("method", *names), rows, note)
+
+
+def tuned(comparison: Comparison) -> page.Table:
+    """What every method tried, what it chose, and what it cost on the test seeds."""
+    rows = []
+    for name, entry in comparison.entries.items():
+        chosen = ", ".join(f"{key} = {value:g}" for key, value in entry.settings.items())
+        scores = [trial.score for trial in entry.trials if np.isfinite(trial.score)]
+        failed = len(entry.trials) - len(scores)
+        tried = f"{len(entry.trials)}" + (f", {failed} diverged" if failed else "")
+        best = f"{max(scores):.3f}" if scores else "none"
+        cost = f"{entry.trajectories[-1]:,.0f}", f"{entry.bytes[-1]:,.0f}"
+        rows.append((METHODS[name].title, tried, chosen, best, *cost))
+    header = (
+        "method",
+        "tried",
+        "chosen",
+        "score on tuning agents",
+        "trajectories per agent",
+        "bytes per agent",
+    )
+    return page.Table(f"{comparison.plan.name}: tuning and cost", header, rows)
+
+
+def absent(comparison: Comparison) -> page.Table:
+    """The methods that cannot serve the fleet, and why."""
+    rows = [(METHODS[name].title, why) for name, why in comparison.plan.unfit.items()]
+    return page.Table(f"{comparison.plan.name}: not compared", ("method", "why"), rows)
+
+
+def winners(comparisons: Sequence[Comparison], measure: str) -> list[tuple[str, str, Interval]]:
+    """The best method of each comparison under a measure, with its interval."""
+    found = []
+    for comparison in comparisons:
+        means = {
+            name: own[measure] for name, own in measured(comparison).items() if measure in own and finite(own[measure])
+        }
+        if not means:
+            continue
+        best = max(means, key=lambda name: means[name].mean())
+        found.append((comparison.plan.name, METHODS[best].title, bootstrap_interval(means[best])))
+    return found
+
+
+def finite(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).all())
+
+
+def number(values: np.ndarray | None) -> str:
+    return "" if values is None or not finite(values) else f"{values.mean():.3f}"
+
+
+def interval(values: np.ndarray) -> str:
+    if not finite(values):
+        return "none"
+    found = bootstrap_interval(values)
+    return f"{found.mean:.3f} ({found.low:.3f}, {found.high:.3f})"

@@ -1,0 +1,1 @@
+"""Beyond the paper: small curvature batches, and few-shot personalization."""

@@ -1,0 +1,171 @@
+"""Where estimators are compared: agents at stages of training, a direction there, and the truth."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float, Key, PRNGKeyArray, PyTree
+
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError
+from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, log_probs, policy_gradient
+from perfedrl.estimators.control import times
+from perfedrl.estimators.objective import credit
+from perfedrl.exact.tabular import ExactObjective, float64
+from perfedrl.experiments.config import Config
+from perfedrl.simulation.simulator import Simulation
+from perfedrl.studies.estimators.candidates import CURVATURE, GRADIENT
+from perfedrl.theory.problem import is_tabular
+from perfedrl.types import Array, Params, Progress, Trajectory
+
+STAGES = ("start", "middle", "end")
+REFERENCE, CHUNK, DIRECTION_CHUNKS = 50_000, 500, 20
+"""Trajectories that stand for the truth where it is not known; how many are worked on at a time; and how many times so
+many give the direction."""
+
+STUDY = 2**32 - 3
+"""Folded into a seed's key where training folds an agent's number: what is drawn here was never trained on."""
+
+
+class Where(NamedTuple):
+    """What an estimate is made of: an agent, parameters, a direction, and a key each.
+
+    `counted` is 1 for parameters that the policy plays by, and 0 for others, such as a value network's.
+    """
+
+    task: Any
+    theta: Params
+    v: Params
+    counted: Params
+    keys: Key[Array, " replicate"]
+
+
+class Point(NamedTuple):
+    """One agent at one stage, and the truth of each quantity: one exact row, or independent estimates of it as rows."""
+
+    stage: str
+    round: int
+    at: Where
+    truth: Mapping[str, Float[Array, "part d"]]
+
+
+def visit(
+    config: Config, stages: Sequence[str], replicates: int, agents: int, seed: int, reference: int, progress: Progress
+) -> Iterator[Point]:
+    """Train one seed of a config and stop at each stage: the first few agents there."""
+    parts = config.parts
+    rounds = {"start": 0, "middle": config.rounds // 2, "end": config.rounds}
+    for stage, message in train(config, {stage: rounds[stage] for stage in STAGES if stage in stages}, seed, progress):
+        theta, alpha = parts.algorithm.shared(message), step_size(parts.algorithm, message)
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), STUDY), rounds[stage])
+        for i in range(agents):
+            progress(f"the truth at the {stage}, agent {i}")
+            task = parts.fleet.task(i)
+            estimates, other = jax.random.split(jax.random.fold_in(key, i))
+            if is_tabular(parts.fleet, parts.policy):
+                v, truth = _exact(parts.policy, task, theta, alpha)
+            else:
+                v, truth = _referred(parts.policy, task, theta, alpha, other, reference // CHUNK)
+            counted = _plays_by(parts.policy, task, theta, other)
+            keys = jax.random.split(estimates, replicates)
+            at = Where(task, theta, single(v), counted, keys)
+            yield Point(stage, rounds[stage], at, jax.tree.map(np.asarray, truth))
+
+
+def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progress) -> Iterator[tuple[str, PyTree]]:
+    """The message that the server would broadcast at each stage of one seed's training."""
+    parts = config.parts
+    simulation = Simulation(
+        parts.fleet,
+        parts.policy,
+        [parts.algorithm],
+        [seed],
+        parts.agent,
+        evaluation=parts.evaluation,
+        start_key=config.start,
+        weights=parts.weights,
+    )
+    state, at = simulation.start(), 0
+    for stage, round_ in rounds.items():
+        if round_ > at:
+            progress(f"training to round {round_}")
+            state, at = simulation.advance(state, at, round_ - at), round_
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(state)):
+            raise UserError(f"training diverged before round {round_}: lower alpha or beta")
+        yield stage, jax.tree.map(lambda x: x[0], state.server.message)
+
+
+def step_size(algorithm: Any, message: PyTree) -> Any:
+    """The adaptation step size in training; none where an algorithm has none."""
+    if hasattr(algorithm, "step_size"):
+        return algorithm.step_size(message)
+    return getattr(algorithm, "alpha", 0.0)
+
+
+def single(tree: Params) -> Params:
+    """In the precision that estimators work in."""
+    return jax.tree.map(lambda x: np.asarray(x, np.float32), tree)
+
+
+def unit(tree: Params) -> Params:
+    """A tree at length 1; one of length 0 as it is."""
+    length = optax.tree.norm(tree)
+    return optax.tree.scale(1 / jnp.where(length > 0, length, 1), tree)
+
+
+def flat(tree: Params) -> Float[Array, " d"]:
+    return ravel_pytree(tree)[0]
+
+
+def exactly(policy: Any, task: Any, theta: Params, alpha: Any) -> tuple[Params, dict[str, Array]]:
+    """The direction of the outer gradient, and the truth, by dynamic programming."""
+    agent = ExactObjective(task, policy)
+    g = agent.gradient(theta)
+    v = unit(agent.gradient(optax.tree.add(theta, times(alpha, g))))
+    return v, {GRADIENT: flat(g)[None], CURVATURE: flat(agent.curvature(theta, v))[None]}
+
+
+def from_many(
+    policy: Any, task: Any, theta: Params, alpha: Any, key: PRNGKeyArray, chunks: int
+) -> tuple[Params, dict[str, Array]]:
+    """The same from many trajectories by estimates without bias and with little variance, chunk by chunk."""
+    agent = Sampled(policy, "causal", "ridge")(task)
+    inner, outer, reference = jax.random.split(key, 3)
+    g = mean_gradient(agent, theta, jax.random.split(inner, DIRECTION_CHUNKS))
+    v = unit(mean_gradient(agent, optax.tree.add(theta, times(alpha, g)), jax.random.split(outer, DIRECTION_CHUNKS)))
+
+    def part(key: PRNGKeyArray) -> dict[str, Array]:
+        batch = agent.sampler.sample(theta, key, CHUNK)
+        product = agent.product(CURVATURES["causal"](), theta, batch, v)
+        return {GRADIENT: flat(return_gradient(agent, theta, batch)), CURVATURE: flat(product)}
+
+    return v, jax.lax.map(part, jax.random.split(reference, chunks))
+
+
+def mean_gradient(agent: PolicyObjective, theta: Params, keys: Key[Array, " chunk"]) -> Params:
+    """The policy gradient from many trajectories."""
+    one = lambda key: return_gradient(agent, theta, agent.sampler.sample(theta, key, CHUNK))  # noqa: E731
+    return jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(one, keys))
+
+
+def return_gradient(agent: PolicyObjective, theta: Params, batch: Trajectory) -> Params:
+    """The gradient of the return alone, without what a policy maximizes along with it."""
+    credited = credit(agent.policy, BASELINES["ridge"](), agent.discount, theta, batch)
+    return policy_gradient(agent.policy.log_prob, theta, batch, credited.advantage)
+
+
+def plays_by(policy: Any, task: Any, theta: Params, key: PRNGKeyArray) -> Params:
+    """1 where actions depend on a leaf of the parameters, 0 elsewhere: seen at parameters where nothing cancels."""
+    other = jax.tree.map(lambda x: x + jax.random.normal(key, x.shape, x.dtype), theta)
+    batch = Sampled(policy)(task).sampler.sample(other, key, 8)
+    score = jax.grad(lambda t: jnp.sum(log_probs(policy.log_prob, t, batch)))(other)
+    return jax.tree.map(lambda x: jnp.full_like(x, jnp.any(x != 0)), score)
+
+
+_exact = float64(jit(exactly))
+_referred = jit(from_many, static_argnums=5)
+_plays_by = jit(plays_by)

@@ -1,0 +1,1 @@
+"""Unseen Gymnasium cart-poles and pendulums before and after one step."""

@@ -1,0 +1,1 @@
+"""Federated initializations for linear-quadratic regulators."""

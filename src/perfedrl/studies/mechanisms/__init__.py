@@ -1,0 +1,1 @@
+"""Claims of other mechanisms' papers, measured."""

@@ -1,0 +1,1 @@
+"""2-D navigation of the meta-RL literature."""

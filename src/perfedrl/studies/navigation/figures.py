@@ -1,0 +1,40 @@
+"""The figures of the meta-RL literature's families: scores of unseen agents by budget, and episodes."""
+
+import numpy as np
+
+from perfedrl.report.plots import BLUE, GREY, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
+from perfedrl.studies import Runs
+from perfedrl.studies.navigation import study as navigation_study
+
+SHOWN = (2, 0), (2, 20), (6, 20)
+"""Unseen agents and budgets: a goal at a usual distance before and after the step, and one that is farther."""
+
+
+def navigation(runs: Runs) -> list[Plot]:
+    """The undiscounted return by budget beside MAML's, and episodes of unseen agents."""
+    run = runs[navigation_study.POINTS]
+    deployed = run.deployed
+    series = Series("one step, first-order", deployed.budgets, deployed.outcomes["score"].mean(axis=-1), BLUE)
+    after = f"MAML, one step from {navigation_study.MAML_TRAJECTORIES}"
+    levels = (
+        Level("MAML, before", navigation_study.MAML_BEFORE, GREY),
+        Level(after, navigation_study.MAML_AFTER, PINK),
+    )
+    axis = Axis.budgets("trajectories of the new agent", deployed.budgets)
+    title = "2-D navigation, unseen goals"
+    scores = Lines("navigation", title, axis, "undiscounted return", (series,), tuple(run.config.seeds), levels)
+    return [scores, rollouts(runs)]
+
+
+def rollouts(runs: Runs) -> Rollouts:
+    """Episodes of unseen agents before their step, and after it: its length hardly depends on how far the goal is."""
+    run = runs[navigation_study.POINTS]
+    fleet, deployed = run.config.parts.fleet, run.deployed
+    panels = []
+    for agent, m in SHOWN:
+        task = fleet.task(agent, held_out=True)
+        (at,) = np.flatnonzero(deployed.budgets == m)
+        when = f"after {m} trajectories" if m else "before adaptation"
+        title = f"{when}, goal at {np.linalg.norm(task.goal):.2f}"
+        panels.append(Panel(title, deployed.rollouts[0, at, agent], task.goal, task.radius))
+    return Rollouts("navigation-rollouts", "Episodes on unseen goals", tuple(panels), task.box)

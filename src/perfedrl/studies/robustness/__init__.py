@@ -1,0 +1,1 @@
+"""Hostile agents against robust aggregation, and the price of privacy."""

@@ -1,0 +1,72 @@
+"""Where an algorithm's noiseless rounds come to rest, and the gradient of the mean return that is left there.
+
+A shared policy is stationary for the fleet where the agents' gradients sum to zero. Local steps that differ from agent
+to agent can come to rest elsewhere: that is their heterogeneity bias.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
+
+from perfedrl.algorithms import Algorithm
+from perfedrl.compilation import jit
+from perfedrl.envs import Fleet
+from perfedrl.exact.tabular import Exact
+from perfedrl.simulation.compiled import FleetState, agent_keys, fleet_round
+from perfedrl.theory.problem import first_parameters
+from perfedrl.types import Params
+
+MOST_ROUNDS, STILL = 20_000, 1e-13
+
+
+class Rest(NamedTuple):
+    """Shared parameters at which rounds move nothing any more, or those after the last round."""
+
+    theta: Params
+    rounds: int
+    moved: float
+    """How far the last two rounds went; an algorithm may need two for one update."""
+    gradient: Float[np.ndarray, " d"]
+    """The mean of the agents' gradients, flattened."""
+    value: float
+    """The mean return."""
+
+    @property
+    def bias(self) -> float:
+        """The length of the gradient that is left."""
+        return float(np.linalg.norm(self.gradient))
+
+
+def rest(fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUNDS, still: float = STILL) -> Rest:
+    """Repeat noiseless rounds from the policy's start, two at a time, until they move less than `still`."""
+    with jax.enable_x64(True):
+        server, client = algorithm.init(jax.tree.map(lambda x: jnp.asarray(x, float), first_parameters(policy, 0)))
+        clients = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], fleet.agents, axis=0), client)
+        state, rounds, moved = _until(algorithm, Exact(policy), fleet.train, FleetState(server, clients), most, still)
+        theta = algorithm.shared(state.server.message)
+        values, gradients = jax.vmap(lambda task: _value_and_gradient(Exact(policy)(task), theta))(fleet.train)
+        theta, gradient = jax.tree.map(np.asarray, (theta, jnp.mean(gradients, axis=0)))
+        return Rest(theta, int(rounds), float(moved), gradient, float(jnp.mean(values)))
+
+
+def _value_and_gradient(objective: Any, theta: Params) -> tuple[Any, Any]:
+    key = jax.random.key(0)
+    return objective.value(theta, key, 1), ravel_pytree(objective.gradient(theta, key, 1))[0]
+
+
+@jit
+def _until(algorithm: Any, agent: Any, tasks: Any, state: FleetState, most: Any, still: Any) -> tuple[Any, Any, Any]:
+    keys = agent_keys(0, tasks)
+    shared = lambda state: ravel_pytree(algorithm.shared(state.server.message))[0]  # noqa: E731
+
+    def pair(carry: tuple) -> tuple:
+        state, k, _ = carry
+        after = fleet_round(algorithm, agent, tasks, state, keys, k)
+        after = fleet_round(algorithm, agent, tasks, after, keys, k + 1)
+        return after, k + 2, jnp.linalg.norm(shared(after) - shared(state))
+
+    return jax.lax.while_loop(lambda carry: (carry[1] < most) & (carry[2] > still), pair, (state, 0, jnp.inf))

@@ -1,0 +1,109 @@
+"""Documents that cannot go stale: the README's example runs, and what the pages name exists."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
+MAP = (ROOT / "docs" / "paper_to_code.md").read_text()
+ROWS = re.findall(r"^\| (?!paper|lines|---)(.+?) \| `(perfedrl\.[\w.]+)` \| `(test_\w+)` \|$", MAP, re.MULTILINE)
+THEORY_PAGE = (ROOT / "docs" / "theory.md").read_text()
+THEORY_COMMANDS = re.findall(r"^perfedrl (theory configs/[^#\n]*?)(?: --json \S+)? *#", THEORY_PAGE, re.MULTILINE)
+TESTS = {
+    node.name
+    for path in (ROOT / "tests").glob("test_*.py")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.FunctionDef)
+}
+
+
+def test_the_readme_examples_run_as_printed(tmp_path):
+    code, own = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", own], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == own.splitlines()[-1].partition("# ")[2]
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 20
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (before, personalized), (_, shared) = re.findall(r"step: ([\d.]+) ([\d.]+)", done.stdout)
+    assert float(personalized) > float(shared) + 0.05 > float(before) + 0.05, done.stdout
+
+
+def test_the_example_of_the_theory_page_runs_as_printed():
+    (code,) = re.findall(r"```python\n(.*?)```", THEORY_PAGE, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("7309 0.00724")
+    assert "83 55 165 ['(i) ceiling', '(iv) variance'] 2214627" in done.stdout
+
+
+@pytest.mark.parametrize("line", THEORY_COMMANDS)
+def test_commands_of_the_theory_page_are_as_the_program_takes_them(line, run, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code, out, err = run(*line.split(), "--no-measure")
+    assert (code, err) == (0, "")
+    assert "constants" in out
+
+
+def test_the_map_of_the_paper_has_all_its_rows():
+    table_lines = [line for line in MAP.splitlines() if line.startswith("| ") and "`test_" in line]
+    assert len(ROWS) == len(table_lines) >= 30
+    items = " ".join(item for item, _, _ in ROWS)
+    for item in [f"eq. ({i})" for i in range(1, 8)] + [f"Lemma {i}" for i in range(1, 6)]:
+        assert item in items, f"{item} is missing from docs/paper_to_code.md"
+    for item in ("Theorem 1", "Corollary 1", "Corollary 2", "Prop. 1", "Prop. 2", "Prop. 3", "Remark 1", "Remark 2"):
+        assert item in items, f"{item} is missing from docs/paper_to_code.md"
+
+
+@pytest.mark.parametrize(("item", "function", "test"), ROWS, ids=[item for item, _, _ in ROWS])
+def test_what_the_map_names_exists(item, function, test):
+    parts = function.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:cut]))
+            break
+        except ModuleNotFoundError:
+            continue
+    for name in parts[cut:]:
+        thing = getattr(thing, name)
+    assert callable(thing)
+    assert test in TESTS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_architecture_page_names_every_room():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "src" / "perfedrl").iterdir():
+        if path.name.startswith("_") or path.name == "py.typed":
+            continue
+        assert path.name in page, f"docs/architecture.md does not mention {path.name}"
+
+
+def test_commands_in_the_readme_exist():
+    pages = ("README.md", "docs/configs.md", "docs/federation.md")
+    text = "".join((ROOT / page).read_text() for page in pages)
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"make ([a-z]+)\b", text):
+        if target in ("run", "test", "lint", "bench", "reproduce", "figures", "lock", "format"):
+            assert f"\n{target}:" in makefile
+    from perfedrl.cli import application, federation
+
+    known = {command.name or command.callback.__name__ for command in application().registered_commands}
+    assert (
+        set(re.findall(r"\bperfedrl (train|personalize|evaluate|estimators|theory|reproduce|list|demo)\b", text))
+        <= known
+    )
+    over_a_network = {command.callback.__name__ for command in federation.app.registered_commands}
+    assert set(re.findall(r"\bperfedrl federation ([a-z]+)\b", text)) == over_a_network, (
+        "each is on a page, and no other"
+    )

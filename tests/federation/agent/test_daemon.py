@@ -1,0 +1,245 @@
+"""An agent's daemon as a process of its own: who may ask it, and what it survives."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+from perfedrl.errors import UserError
+from perfedrl.federation.agent import daemon as daemons
+from perfedrl.federation.agent.config import make_agent_config
+from perfedrl.federation.agent.daemon_client import AgentError, AgentUnreachable, call
+from perfedrl.federation.agent.worker import Worker
+from perfedrl.federation.frames import Frame
+
+PLAN = tomli_w.dumps(
+    {
+        "name": "x",
+        "seeds": [3],
+        "rounds": 5,
+        "fleet": {"env": "gridworld", "width": 3},
+        "policy": {"name": "table"},
+        "algorithm": {
+            "name": "per-fedavg-pg",
+            "variant": "first-order",
+            "alpha": 0.5,
+            "beta": 0.3,
+            "local_steps": 2,
+            "m_in": 4,
+            "m_out": 4,
+        },
+    }
+)
+THETA = np.zeros((9, 4), np.float32)
+SCRIPT = """
+import sys
+from perfedrl.federation.agent_config import load_agent_config
+from perfedrl.federation.daemon import serve
+serve(load_agent_config(sys.argv[1]), 2, sys.argv[2], sys.argv[3])
+"""
+
+
+def ask(path, kind="health", timeout=60, round_=0, **fields):
+    about = {"run": "r", "generation": "1", "round": str(round_), "plan": PLAN, **fields}
+    return call(path, Frame(kind, about, {"theta": THETA}), timeout)
+
+
+class Process:
+    """A daemon in a folder with a short name, as sockets need one."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="pf", dir="/tmp"))
+        self.socket, self.process = self.folder / "s" / "a.sock", None
+
+    def start(self, pause=0.0):
+        fleet = {"env": "robots:robot", "pause": pause, "calls": str(self.folder / "calls")}
+        (self.folder / "agent.toml").write_text(tomli_w.dumps({"fleet": fleet}))
+        arguments = [self.folder / "agent.toml", self.socket, self.folder / "own"]
+        paths = [str(Path(__file__).parents[2] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        with open(self.folder / "log", "a") as log:
+            command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
+            self.process = subprocess.Popen(command, env=environment, stderr=log)
+        until(self.answers)
+        return self
+
+    def answers(self):
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        try:
+            return ask(self.socket, timeout=5)
+        except AgentUnreachable:
+            return None
+
+    @property
+    def calls(self):
+        path = self.folder / "calls"
+        return len(path.read_text().split()) if path.exists() else 0
+
+    def end(self, how=signal.SIGTERM):
+        self.process.send_signal(how)
+        return self.process.wait(20)
+
+
+def until(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not (result := what()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+    return result
+
+
+@pytest.fixture
+def process():
+    daemon = Process()
+    yield daemon
+    if daemon.process and daemon.process.poll() is None:
+        daemon.end(signal.SIGKILL)
+    shutil.rmtree(daemon.folder)
+
+
+def honest() -> np.ndarray:
+    """What an undisturbed agent uploads."""
+    work = Worker(make_agent_config({"fleet": {"env": "robots:robot"}}), 2).work(PLAN)
+    return work.update(THETA, work.state, 0)[0]
+
+
+def test_a_daemon_answers_while_it_works_and_survives_being_killed(process):
+    process.start(pause=2.0)
+    assert process.socket.stat().st_mode & 0o777 == 0o600
+    assert process.socket.parent.stat().st_mode & 0o777 == 0o700
+    assert (process.folder / "own").stat().st_mode & 0o777 == 0o700
+    failed = []
+
+    def update():
+        try:
+            ask(process.socket, "update")
+        except AgentUnreachable as error:
+            failed.append(str(error))
+
+    asking = threading.Thread(target=update)
+    asking.start()
+    until(lambda: process.calls >= 1)
+    begun = time.monotonic()
+    health = ask(process.socket).fields
+    assert time.monotonic() - begun < 5, "the update takes 8 s"
+    assert (health["busy"], health["run"], health["round"], health["name"]) == ("yes", "r", "0", "agent-2")
+    assert int(health["pid"]) == process.process.pid
+    assert 50e6 < int(health["rss"]) < 2e9
+    process.end(signal.SIGKILL)
+    asking.join(20)
+    assert len(failed) == 1
+    assert "ended before it answered" in failed[0]
+
+    process.start()  # where the dead one's socket still lies
+    done = process.calls
+    upload = ask(process.socket, "update")
+    assert upload.tensors["theta"].tobytes() == honest().tobytes()
+    assert process.calls == done + 4
+    again = ask(process.socket, "update")
+    assert again.tensors["theta"].tobytes() == upload.tensors["theta"].tobytes()
+    assert process.calls == done + 4, "a repeated question cost trajectories"
+    assert ask(process.socket).fields["busy"] == "no"
+
+    garbage(process.socket)
+    assert ask(process.socket, "update", round_=1).kind == "upload"
+    with pytest.raises(AgentError, match="is over"):
+        ask(process.socket, "update")
+    with pytest.raises(UserError, match="another agent"), daemons.listening(process.socket):
+        pass
+    assert process.end() == 0
+    assert not process.socket.exists()
+    assert "Traceback" not in (process.folder / "log").read_text()
+
+
+def garbage(path):
+    """What no agent should be told."""
+    for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\0" * 8, (9).to_bytes(8, "big") + b"x" * 9, b"\0\0"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(str(path))
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                while sock.recv(1000):
+                    pass
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(daemons.MOST_CONNECTIONS)]
+    for sock in idle:
+        sock.connect(str(path))
+    with pytest.raises((AgentError, AgentUnreachable)):
+        [ask(path, timeout=5) for _ in range(3)]
+    for sock in idle:
+        sock.close()
+    until(lambda: healthy(path))
+
+
+def healthy(path, kind="health"):
+    try:
+        return ask(path, kind, timeout=20)
+    except (AgentError, AgentUnreachable):
+        return None
+
+
+def test_a_daemon_that_works_ends_when_it_is_told(process):
+    process.start(pause=5.0)
+    asking = threading.Thread(target=lambda: healthy(process.socket, "update"))
+    asking.start()
+    until(lambda: process.calls)
+    begun = time.monotonic()
+    assert process.end() == 0
+    assert time.monotonic() - begun < 4
+    assert not process.socket.exists()
+    asking.join(20)
+
+
+@pytest.fixture
+def short():
+    folder = Path(tempfile.mkdtemp(prefix="pf", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_socket_is_made_where_nobody_else_can_reach(short):
+    with daemons.listening(short / "new" / "a.sock"):
+        assert (short / "new").stat().st_mode & 0o777 == 0o700
+        assert (short / "new" / "a.sock").stat().st_mode & 0o777 == 0o600
+        with pytest.raises(UserError, match="another agent listens"), daemons.listening(short / "new" / "a.sock"):
+            pass
+    assert not (short / "new" / "a.sock").exists()
+    (short / "file").write_text("precious")
+    with pytest.raises(UserError, match="is no socket"), daemons.listening(short / "file"):
+        pass
+    assert (short / "file").read_text() == "precious"
+    with pytest.raises(UserError, match="longer"), daemons.listening(short / ("x" * 120)):
+        pass
+    (short / "open").mkdir()
+    (short / "open").chmod(0o777)
+    with pytest.raises(UserError, match="others may write"), daemons.listening(short / "open" / "a.sock"):
+        pass
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(short / "foreign.sock"))
+        foreign.listen()
+        with pytest.raises(UserError, match="another agent listens"), daemons.listening(short / "foreign.sock"):
+            pass
+    with daemons.listening(short / "foreign.sock"):  # its owner is gone
+        pass
+
+
+def test_one_folder_is_one_agents(short):
+    config = make_agent_config({"fleet": {"env": "gridworld"}})
+    (short / "own").mkdir()
+    with (
+        daemons.alone(short / "own" / "lock", "taken"),
+        pytest.raises(UserError, match="another agent works in"),
+    ):
+        daemons.serve(config, 0, short / "a.sock", short / "own")

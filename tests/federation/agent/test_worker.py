@@ -1,0 +1,387 @@
+"""An agent of a networked fleet: the simulator's bits, its memory, its limits."""
+
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tomli_w
+from fixtures import write
+
+import perfedrl as pf
+from perfedrl import compilation
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import make_config
+from perfedrl.experiments.files import named_leaves
+from perfedrl.federation.agent.config import load_agent_config, make_agent_config, read_plan
+from perfedrl.federation.agent.requests import Agent
+from perfedrl.federation.agent.worker import Work, Worker, unnamed
+from perfedrl.federation.frames import Frame
+
+GRID = {"env": "gridworld", "width": 3, "goals": [[0, 0], [2, 2], [0, 2]]}
+ARC = {"env": "arc", "goals": 3, "held_out": 0, "horizon": 8}
+STEPS = {"local_steps": 2, "m_in": 4, "m_out": 6}
+ALGORITHMS = {
+    "exact": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "m_h": 6, **STEPS},
+    "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order", **STEPS},
+    "fedavg-pg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3, "local_steps": 2},
+    "shrink": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "m_h": 6, "control": "shrink", **STEPS},
+}
+MEASURE = {"name": "monte-carlo", "trajectories": 6, "episodes": 10}
+
+
+def plan(fleet=GRID, algorithm="first-order", **more) -> dict:
+    policy = {"name": "table"} if fleet is GRID else {"name": "mlp", "hidden": [5]}
+    evaluation = {} if fleet is GRID else {"evaluation": MEASURE}
+    base = {"name": "x", "seeds": [7], "rounds": 5, "fleet": fleet, "policy": policy, **evaluation}
+    return {**base, "algorithm": ALGORITHMS[algorithm], **more}
+
+
+def toml(table) -> str:
+    return tomli_w.dumps(table)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache():
+    """The agents of a test share what is compiled."""
+    compilation.enable_cache()
+
+
+@pytest.fixture(autouse=True)
+def robots_are_found(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def worker(number=0, fleet=GRID, **more) -> Worker:
+    return Worker(make_agent_config({"fleet": fleet, **more}), number)
+
+
+def server_step(algorithm, server, uploads):
+    """The server's step as the simulator compiles it."""
+    lanes = lambda tree: jax.tree.map(lambda x: np.asarray(x)[None], tree)  # noqa: E731
+    step = lambda a, s, u: a.server(s, jax.lax.optimization_barrier(u), jax.numpy.ones(3))  # noqa: E731
+    stacked = jax.tree.map(lambda *xs: np.stack(xs), *uploads)
+    algorithms = jax.tree.map(lambda x: np.asarray([x], float), algorithm)
+    after = compilation.jit(jax.vmap(step))(algorithms, lanes(server), lanes(stacked))
+    return jax.tree.map(lambda x: np.asarray(x)[0], after)
+
+
+def same(one, two):
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert np.asarray(x).dtype == np.asarray(y).dtype
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrink")] + [
+    ("arc", name) for name in ("exact", "first-order", "fedavg-pg")
+]
+
+
+@pytest.mark.parametrize(("world", "algorithm"), CASES)
+def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
+    table = plan({"grid": GRID, "arc": ARC}[world], algorithm)
+    config = make_config(table)
+    parts = config.parts
+    simulation = pf.Simulation(
+        parts.fleet, parts.policy, [parts.algorithm], [7], parts.agent, None, parts.evaluation, config.start
+    )
+    state = simulation.start()
+    works = [Work(config, make_agent_config({"fleet": table["fleet"]}), i) for i in range(3)]
+    states, server = [work.state for work in works], jax.tree.map(lambda x: x[0], state.server)
+    same(server.message, works[0].message)
+    for k in range(5):
+        answers = [work.update(server.message, s, k) for work, s in zip(works, states, strict=True)]
+        uploads, states = [upload for upload, _ in answers], [s for _, s in answers]
+        server = server_step(parts.algorithm, server, uploads)
+        state = simulation.advance(state, k, 1)
+        same(server, jax.tree.map(lambda x: x[0], state.server))
+        same(jax.tree.map(lambda *xs: np.stack(xs), *states), jax.tree.map(lambda x: x[0], state.clients))
+    if algorithm != "first-order":
+        return  # measuring is the same for all of them
+    history = simulation.measure(state, 5)
+    measured = works[1].evaluate(server.message, states[1], 5)
+    assert measured.before["return"] == history.before[0, 0, 1]
+    assert measured.after["return"] == history.after[0, 0, 1]
+    assert set(measured.after) == {"return"} | ({"success", "distance"} if world == "arc" else set())
+
+
+def test_an_agents_own_task_takes_the_place_of_the_fleets():
+    own = worker(5, {"env": "robots:single_task"}).work(toml(plan()))
+    other = worker(5, GRID, agent=1).work(toml(plan()))
+    (one, _), (two, _) = (w.update(w.message, w.state, 0) for w in (own, other))
+    assert np.abs(one - two).max() > 0  # the second goal of the one is not that of the other
+    assert one.shape == (9, 4)
+    with pytest.raises(UserError, match="does not fit"):
+        worker(0, {"env": "gridworld", "width": 3}).work(toml(plan(ARC)))
+
+
+def test_personalizing_repeats_itself_and_another_draw_differs():
+    work = worker().work(toml(plan(algorithm="exact")))
+    theta = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    one, measured = work.personalize(theta, work.state, 20)
+    again, _ = work.personalize(theta, work.state, 20)
+    other, _ = work.personalize(theta, work.state, 20, draw=1)
+    nothing, _ = work.personalize(theta, work.state, 0)
+    same(one, again)
+    same(nothing, theta)
+    assert np.abs(one - other).max() > 0
+    assert measured.before["return"] == pytest.approx(
+        float(pf.exact.expected_return(pf.gridworld(3, [(0, 0)]).task(0), theta)), abs=1e-12
+    )
+    for m, draw in ((-1, 0), (200_000, 0), (5, 2**30)):
+        with pytest.raises(UserError, match="whole number"):
+            work.personalize(theta, work.state, m, draw)
+
+
+def test_a_round_that_diverges_is_an_error_and_leaves_the_state(tmp_path, monkeypatch):
+    agent = Agent(make_agent_config({"fleet": GRID}), 0, tmp_path / "own")
+    work = agent.worker.work(toml(plan(algorithm="shrink")))
+    agent.answer(question(work))
+    kept = agent.memory.known("r").after
+    for spoil in (
+        lambda upload, state: (upload * np.inf, state),
+        lambda upload, state: (upload, jax.tree.map(lambda x: x * np.nan, state)),
+    ):
+        with monkeypatch.context() as patch:
+            honest = type(work)._timed
+            patch.setattr(type(work), "_timed", lambda *args, f=honest, spoil=spoil: spoil(*f(*args)))
+            reply = agent.answer(question(work, round_=1))
+        assert reply.fields["message"] == "what the agent learned in round 1 is not finite: lower alpha or beta"
+        same(agent.memory.known("r").after, kept)
+    assert agent.answer(question(work, round_=1)).kind == "upload"
+
+
+def test_private_uploads_are_noised_with_a_key_that_nobody_knows():
+    quiet = worker().work(toml(plan(privacy={"clip": 0.01, "noise": 0.0})))
+    noisy = worker().work(toml(plan(privacy={"clip": 0.01, "noise": 1.0})))
+    plain = worker().work(toml(plan()))
+    clipped, _ = quiet.update(quiet.message, quiet.state, 0)
+    honest, _ = plain.update(plain.message, plain.state, 0)
+    assert np.linalg.norm(clipped - quiet.message) == pytest.approx(0.01, rel=1e-4)
+    np.testing.assert_allclose(
+        (clipped - quiet.message) / 0.01, (honest - plain.message) / np.linalg.norm(honest - plain.message), atol=1e-4
+    )
+    drawn = [noisy.update(noisy.message, noisy.state, 0)[0] - clipped for _ in range(20)]
+    assert np.std(drawn) == pytest.approx(0.01, rel=0.2)
+    assert len({x.tobytes() for x in drawn}) == 20
+
+
+# --- what an agent refuses ----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no toml": ("name = ", "not valid TOML"),
+    "attack": (plan(attack={"name": "sign-flip", "agents": 1}), "attack"),
+    "two seeds": (plan(seeds=[1, 2]), "exactly one seed"),
+    "no federation": (
+        plan(algorithm="exact", **{"fleet": GRID}) | {"algorithm": {"name": "local-pg", "beta": 0.1}},
+        "no federation",
+    ),
+    "too much": (plan() | {"algorithm": {**ALGORITHMS["first-order"], "m_out": 900_000}}, "limit is 100000"),
+    "a file here": (
+        plan() | {"fleet": {"env": "arrays", "file": "/etc/passwd", "horizon": 3, "discount": 0.5}},
+        "file",
+    ),
+    "a mistake": (plan(round=3), "the plan: unknown key 'round'"),
+}
+
+
+@pytest.mark.parametrize(("table", "why"), REFUSED.values(), ids=REFUSED)
+def test_an_agent_refuses_a_plan_in_one_sentence(table, why):
+    with pytest.raises(UserError, match=why) as error:
+        worker().work(table if isinstance(table, str) else toml(table))
+    assert "\n" not in str(error.value)
+
+
+EVIL = {
+    "fleet": {"env": "evil_module:f"},
+    "policy": {"name": "evil_module:f"},
+    "algorithm": {"name": "evil_module:f"},
+    "evaluation": {"name": "evil_module:f"},
+    "curvature": "evil_module:f",
+    "baseline": {"name": "evil_module:f"},
+    "aggregation": {"name": "evil_module:f"},
+    "unheard_of": [{"deep": ["evil_module:f"]}],
+}
+
+
+@pytest.mark.parametrize("part", EVIL)
+def test_what_is_not_trusted_is_not_even_imported(part, tmp_path, monkeypatch):
+    (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"'evil_module:f' .* does not trust"):
+        read_plan(toml({**plan(), part: EVIL[part]}), make_agent_config({"fleet": GRID}))
+    assert "evil_module" not in sys.modules
+    moment = toml(plan()).replace('name = "table"', "name = 12:30:00")
+    with pytest.raises(UserError, match="does not trust"):
+        read_plan(moment, make_agent_config({"fleet": GRID}))
+
+
+def test_what_is_trusted_is_imported():
+    table = plan() | {"fleet": {"env": "perfedrl.envs:gridworld", "width": 3}}
+    with pytest.raises(UserError, match="trust"):
+        worker().work(toml(table))
+    assert worker(trust=["perfedrl.envs:gridworld"]).work(toml(table)).trajectories == 20
+
+
+AGENT_CONFIGS = {
+    "no fleet": ({}, "lacks 'fleet'"),
+    "no env": ({"fleet": {"width": 3}}, "needs env"),
+    "unknown env": ({"fleet": {"env": "grid-world"}}, "did you mean"),
+    "unknown key": ({"fleet": GRID, "trusted": []}, "did you mean 'trust'"),
+    "no path": ({"fleet": GRID, "trust": ["numpy"]}, "no import path"),
+    "a limit": ({"fleet": GRID, "limits": {"seconds": -1}}, r"limits.seconds: .*greater than 0"),
+    "no limit": ({"fleet": GRID, "limits": {"second": 1}}, "limits.second"),
+    "no world": ({"fleet": {"env": "robots:nothing"}}, "must make a Fleet"),
+    "agent of a task": ({"fleet": {"env": "robots:single_task"}, "agent": 1}, "single task"),
+    "agent of a robot": ({"fleet": {"env": "robots:robot"}, "agent": 1}, "makes a sampler"),
+    "no import": ({"fleet": {"env": "nowhere.at_all:f"}}, "cannot be imported"),
+}
+
+
+@pytest.mark.parametrize(("table", "why"), AGENT_CONFIGS.values(), ids=AGENT_CONFIGS)
+def test_an_agents_config_is_checked(table, why, tmp_path):
+    with pytest.raises(UserError, match=why) as error:
+        load_agent_config(write(tmp_path / "agent.toml", table))
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_line_replaces_the_file():
+    assert load_agent_config(None, "arc").env == "arc"
+    with pytest.raises(UserError, match="--env NAME"):
+        load_agent_config(None)
+
+
+def test_the_command_line_replaces_the_environment(tmp_path):
+    path = write(tmp_path / "agent.toml", {"fleet": GRID, "limits": {"seconds": 5}})
+    assert load_agent_config(path).fleet["width"] == 3
+    assert load_agent_config(path, "windy-cliff").env == "windy-cliff"
+    for number in (3, -1):
+        with pytest.raises(UserError, match="number"):
+            Worker(load_agent_config(path), number)
+
+
+# --- Python samplers ----------------------------------------------------------------------------------------------
+
+
+def test_an_agent_may_sample_in_python():
+    work = worker(fleet={"env": "robots:robot"}).work(toml(plan(algorithm="exact")))
+    upload, state = work.update(work.message, work.state, 0)
+    again, _ = work.update(work.message, work.state, 0)
+    same(upload, again)
+    assert state == ()
+    assert np.abs(upload - work.message).max() > 0
+    theta = np.zeros((9, 4), np.float32)
+    with pytest.raises(UserError, match="episodes"):
+        worker(fleet={"env": "robots:robot"}, limits={"episodes": 5}).work(toml(plan())).evaluate(theta, (), 0)
+    small = worker(fleet={"env": "robots:robot"}).work(toml(plan(evaluation={**MEASURE, "episodes": 200})))
+    measured = small.evaluate(theta, (), 3)
+    true = float(pf.exact.expected_return(pf.gridworld(3).task(1), theta))
+    assert measured.before["return"] == pytest.approx(true, abs=0.2)
+    own, _ = small.personalize(theta, (), 8)
+    assert np.abs(own - theta).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "limits", "why"),
+    [
+        ({"spoilt": "nan"}, {}, "not finite"),
+        ({"spoilt": "short"}, {}, "gave arrays"),
+        ({"pause": 0.02}, {"seconds": 0.01}, "time for one request is over"),
+    ],
+)
+def test_a_sampler_that_fails_fails_the_round_in_one_sentence(params, limits, why):
+    work = worker(fleet={"env": "robots:robot", **params}, limits=limits).work(toml(plan()))
+    with pytest.raises(UserError, match=why):
+        work.update(work.message, work.state, 0)
+
+
+def test_a_sampler_must_be_one():
+    with pytest.raises(UserError, match="must make a sampler"):
+        worker(fleet={"env": "robots:sampler_that_is_none"}).work(toml(plan()))
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+def question(work, kind="update", round_=0, run="r", generation=1, table=None, **fields) -> Frame:
+    fields = {"run": run, "generation": str(generation), "round": str(round_), **fields}
+    return Frame(kind, {"plan": toml(table or plan(algorithm="shrink")), **fields}, named_leaves(work.message))
+
+
+@pytest.fixture
+def agent(tmp_path):
+    return Agent(make_agent_config({"fleet": GRID}), 0, tmp_path / "own")
+
+
+def test_an_agent_that_restarts_goes_on_where_it_stood(agent, tmp_path):
+    work = agent.worker.work(toml(plan(algorithm="shrink")))
+    assert agent.answer(question(work, "prepare")).kind == "prepared"
+    state, expected = work.state, []
+    for k in range(3):
+        upload, state = work.update(work.message, state, k)
+        expected.append(upload)
+    first = agent.answer(question(work))
+    assert (first.kind, first.fields["trajectories"]) == ("upload", "32")
+    again = agent.answer(question(work))
+    assert again.fields["trajectories"] == "0"
+    other = Agent(agent.worker.config, 0, tmp_path / "own")
+    second, third = (other.answer(question(work, round_=k, generation=2)) for k in (1, 2))
+    for frame, upload in zip((first, again, second, third), (expected[0], *expected), strict=False):
+        same(unnamed(work.message, dict(frame.tensors), "it"), upload)
+    outcomes = other.answer(question(work, "evaluate", round_=3, generation=2))
+    measured = work.evaluate(work.message, state, 3)
+    assert outcomes.kind == "outcomes"
+    assert {name: float(x) for name, x in outcomes.tensors.items()} == {
+        "before.return": measured.before["return"],
+        "after.return": measured.after["return"],
+    }
+    own = other.answer(question(work, "personalize", generation=2, m="9", parameters="yes"))
+    params, _ = work.personalize(work.message, state, 9)
+    same(own.tensors["parameters.theta"], params)
+    assert (tmp_path / "own" / "personal-r.safetensors").stat().st_mode & 0o777 == 0o600
+    own = other.answer(question(work, "personalize", generation=3, m="9"))
+    assert set(own.tensors) == {"before.return", "after.return"}
+    assert "stale" in other.answer(question(work, "personalize", m="9")).fields["message"]
+
+
+def test_an_agent_says_what_is_wrong(agent, capfd, monkeypatch):
+    work = agent.worker.work(toml(plan(algorithm="shrink")))
+    good = question(work)
+    theta = good.tensors["theta"]
+    wrong = {
+        "unheard of": (Frame("hack"), "it was asked 'hack'"),
+        "no plan": (Frame("update", {"run": "r", "generation": "1", "round": "0"}), "needs the field 'plan'"),
+        "no number": (question(work, generation="-1"), "must be a whole number"),
+        "a run": (question(work, run="../x"), "run's id"),
+        "no tensor": (Frame("update", good.fields, {}), "lacks tensor 'theta'"),
+        "another": (Frame("update", good.fields, {"theta": theta, "x": theta}), "unknown tensor 'x'"),
+        "type": (Frame("update", good.fields, {"theta": theta.astype(float)}), r"float64\[9, 4\]; it must be float32"),
+        "shape": (Frame("update", good.fields, {"theta": theta[:2]}), r"float32\[2, 4\]"),
+        "nan": (Frame("update", good.fields, {"theta": theta * np.nan}), "not finite"),
+        "trust": (question(work, table=plan(curvature="evil:f")), "trust"),
+    }
+    for frame, why in wrong.values():
+        with monkeypatch.context() as patch:
+            patch.setattr(type(work), "_timed", lambda *_: pytest.fail("something was computed"))
+            reply = agent.answer(frame)
+        assert reply.kind == "error"
+        assert re.search(why, reply.fields["message"]), reply.fields["message"]
+    assert not list(agent.memory.folder.iterdir())
+    monkeypatch.setattr(type(work), "_timed", lambda *_: 1 / 0)
+    reply = agent.answer(good)
+    assert reply.fields["message"] == "the agent failed over 'update': ZeroDivisionError, see its log"
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_private_releases_are_counted_and_a_repeat_is_none(tmp_path):
+    agent = Agent(make_agent_config({"fleet": GRID, "tell_outcomes": False}), 0, tmp_path / "own")
+    table = plan(privacy={"clip": 0.1, "noise": 4.0})
+    ask = lambda k, kind="update": agent.answer(question(work, kind, k, table=table))  # noqa: E731
+    work = agent.worker.work(toml(table))
+    first, again, second = ask(0), ask(0), ask(1)
+    same(first.tensors["theta"], again.tensors["theta"])
+    assert [frame.fields["privacy_releases"] for frame in (first, again, second)] == ["1", "1", "2"]
+    assert float(second.fields["epsilon"]) > float(first.fields["epsilon"]) > 0
+    assert "does not tell" in ask(2, "evaluate").fields["message"]

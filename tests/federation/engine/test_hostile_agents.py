@@ -1,0 +1,179 @@
+"""A fleet over a network among strangers: who gets in, and what their uploads can do. Real processes, real TLS."""
+
+import socket
+import ssl
+import sys
+import time
+from contextlib import contextmanager
+
+import jax
+import lying_agent
+import numpy as np
+import pytest
+import real_fleet
+
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.federation.engine.admin_session import Operator
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
+from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
+from perfedrl.federation.engine.provision import init
+from perfedrl.federation.restarting_process import Keeper
+from perfedrl.simulation.simulator import Simulation
+
+pytestmark = pytest.mark.network
+
+PATIENT = """
+import perfedrl.federation.frames as frames
+frames.LIMIT = 2**33
+"""
+"""A rogue machine's own bridge, which would pass on anything."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """Three agents, of which the last is a rogue."""
+    folder = tmp_path_factory.mktemp("hostile")
+    with real_fleet.live(folder, joining=("agent-0", "agent-1")) as fleet, rogue_agent(fleet, "agent-2", folder):
+        yield fleet
+
+
+@contextmanager
+def rogue_agent(fleet, name, folder):
+    kit = Kit(fleet.kit(name))
+    (folder / "own").mkdir()
+    (folder / "own" / "sitecustomize.py").write_text(PATIENT)
+    kit.state.mkdir(mode=0o700)
+    listening = kit.socket
+    kit.socket = kit.state / "real.sock"
+    daemon = daemon_process(kit, folder / "agent.toml", None).start()
+    liar = Keeper(
+        [sys.executable, lying_agent.__file__, str(kit.socket), str(listening)],
+        folder / "rogue.log",
+        environment(),
+        folder,
+    ).start()
+    kit.socket = listening
+    client = client_process(kit)
+    client.env["PYTHONPATH"] = str(folder / "own")
+    client.start()
+    try:
+        yield
+    finally:
+        for keeper in (client, liar, daemon):
+            keeper.stop()
+
+
+def honest_only(wanted, agents):
+    """The parameters of a simulated run without the other agents."""
+    parts = wanted.parts
+    few = Fleet(jax.tree.map(lambda x: x[:agents], parts.fleet.train))
+    simulation = Simulation(few, parts.policy, [parts.algorithm], [0], parts.agent, evaluation=parts.evaluation)
+    state = simulation.advance(simulation.start(), 0, wanted.rounds)
+    return jax.tree.map(lambda x: x[0], state.server.message)
+
+
+def test_every_bad_upload_is_refused_named_and_without_effect(fleet):
+    ways = list(lying_agent.WAYS)
+    wanted = real_fleet.config("hostile", len(ways))
+    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=100, deadline=40.0)
+    np.testing.assert_array_equal(run.message[0], honest_only(wanted, 2))
+    refused = {event["round"]: event for event in events if event["event"] == "refused"}
+    assert {event["agent"] for event in refused.values()} == {"agent-2"}
+    for k, way in enumerate(ways[:-1]):
+        assert lying_agent.SAID[way] in refused[k]["reason"], (way, refused[k])
+    # The engine takes no gigabyte from anybody, so that it never reaches the gate: the agent did not answer.
+    named = [(event["event"], event["round"]) for event in events if event.get("agent") == "agent-2"]
+    assert ("silent", len(ways) - 1) in named
+    assert f"Blob size {lying_agent.GIGABYTE // 10**6}" in server_log(fleet)
+
+
+def test_three_bad_uploads_in_a_row_are_a_quarantine(fleet):
+    wanted = real_fleet.config("quarantine", 6)
+    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=3, deadline=40.0)
+    assert [(e["agent"], e["round"]) for e in events if e["event"] == "quarantined"] == [("agent-2", 2)]
+    assert not [e for e in events if e["event"] == "refused" and e["round"] > 2]
+    np.testing.assert_array_equal(run.message[0], honest_only(wanted, 2))
+
+
+def tls(fleet, authority, certificate=None):
+    """What a stranger gets of the server."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2"])
+    if certificate:
+        context.load_cert_chain(*map(str, certificate))
+    plain = socket.create_connection(("localhost", fleet.about.port), 5)
+    try:
+        with context.wrap_socket(plain, server_hostname="localhost") as secure:
+            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            secure.settimeout(5)
+            return secure.recv(1000)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+    finally:
+        plain.close()
+
+
+def test_without_a_certificate_of_the_fleet_there_is_nothing(fleet, tmp_path):
+    kit = Kit(fleet.kit("agent-0"))
+    assert tls(fleet, kit.authority, (kit.certificate, kit.key)), "the kit's own certificate must open the door"
+    assert tls(fleet, kit.authority) == b""
+    init(tmp_path / "other", 1, port=fleet.about.port)
+    other = Kit(FleetFolder(tmp_path / "other").kit("agent-0"))
+    assert tls(fleet, kit.authority, (other.certificate, other.key)) == b""
+    with pytest.raises(UserError, match="of another fleet"):
+        check_server(other)
+
+
+def connected(fleet):
+    operator = Operator(fleet)
+    try:
+        return operator.connected()
+    finally:
+        operator.close()
+
+
+def test_a_kit_cannot_be_another_agent(fleet, tmp_path):
+    thief = Kit(fleet.kit("agent-1"))
+    keeper = client_process(thief)
+    keeper.command = [word.replace("uid=agent-1", "uid=agent-0") for word in keeper.command]
+    keeper.log = tmp_path / "thief.log"
+    keeper.start()
+    try:
+        wait_until(lambda: "authenticated as 'agent-1' but claimed endpoint 'agent-0'" in server_log(fleet))
+    finally:
+        keeper.stop()
+    assert "Successfully registered" not in keeper.log.read_text()
+
+
+def test_a_revoked_kit_gets_nothing(fleet, run, tmp_path):
+    wait_until(lambda: {"agent-0", "agent-1"} <= connected(fleet))
+    code, _, said = run("federation", "revoke", fleet.folder, "agent-1")
+    assert code == 0, said
+    wait_until(lambda: "agent-1" not in connected(fleet), 60)
+    real_fleet.kill("nvflare.private", fleet.kit("agent-1"), "client_train")
+    wait_until(lambda: "Reject disabled client registration: agent-1" in server_log(fleet), 60)
+    assert "agent-1" not in connected(fleet)
+    code, _, said = run("federation", "revoke", fleet.folder, "agent-1", "--undo")
+    assert code == 0, said
+    real_fleet.kill("nvflare.private", fleet.kit("agent-1"), "client_train")
+    wait_until(lambda: "agent-1" in connected(fleet), 60)
+
+
+def server_log(fleet):
+    return (fleet.server / "server.log").read_text(errors="replace")
+
+
+def wait_until(condition, seconds=40.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+
+
+def test_a_second_join_and_a_second_server_are_refused(fleet, run):
+    config = fleet.folder.parent / "agent.toml"
+    for command in (("join", fleet.kit("agent-0"), "--agent-config", config), ("server", fleet.folder)):
+        code, _, said = run("federation", *command)
+        assert code == 2
+        assert "is running already" in said

@@ -1,0 +1,124 @@
+"""A fleet over a network: the numbers of the simulator, through crashes of every part. Real processes, real TLS."""
+
+import jax
+import numpy as np
+import pytest
+import real_fleet
+
+from perfedrl.experiments.training import train as simulate
+from perfedrl.federation.agent.answer_store import Memory
+from perfedrl.federation.agent.daemon_client import call
+from perfedrl.federation.engine.fleet_folder import Kit
+from perfedrl.federation.frames import Frame
+
+pytestmark = pytest.mark.network
+
+ALGORITHMS = {
+    "exact": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3},
+    "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order"},
+    "fedavg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3},
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    with real_fleet.live(tmp_path_factory.mktemp("live")) as fleet:
+        yield fleet
+
+
+def same_bits(networked, wanted, folder):
+    simulated = simulate(wanted, folder)
+    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
+    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
+    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
+
+
+def rounds_in(events):
+    return [event["round"] for event in events if event["event"] == "round"]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_networked_run_has_the_simulators_bits(fleet, name, tmp_path):
+    wanted = real_fleet.config(name, 5, ALGORITHMS[name])
+    run, events = real_fleet.train(fleet, wanted)
+    assert rounds_in(events) == list(range(5))
+    same_bits(run, wanted, tmp_path)
+
+
+def test_an_agents_bridge_is_thin(fleet):
+    for process in real_fleet.processes("nvflare.private", fleet.kit("agent-0")):
+        with open(f"/proc/{process.pid}/maps") as maps:
+            assert "jaxlib" not in maps.read(), "NVFlare's client has loaded JAX"
+
+
+def test_a_finished_run_is_shown_and_not_trained_again(fleet, run, tmp_path):
+    (tmp_path / "c.toml").write_text(real_fleet.config("fedavg", 5, ALGORITHMS["fedavg"]).to_toml())
+    code, shown, said = run("federation", "train", fleet.folder, "c.toml")
+    assert code == 0, said
+    assert "return, training agents" in shown
+    code, shown, said = run("federation", "status", fleet.folder)
+    assert code == 0, said
+    assert "agent-2: connected" in shown
+    assert "finished, round 5 of 5, 3 in, objective" in shown
+
+
+def test_a_daemon_that_is_killed_costs_its_own_rounds_only(fleet):
+    wanted = real_fleet.slow(40, real_fleet.STATEFUL)
+    training = real_fleet.Training(fleet, wanted, min_agents=2, deadline=30.0)
+    training.until(5)
+    dead = real_fleet.kill_daemon(fleet, "agent-1")
+    run, events = training.result()
+    rounds = {event["round"]: event for event in events if event["event"] == "round"}
+    assert sorted(rounds) == list(range(40))
+    without = [k for k, event in rounds.items() if "agent-1" not in event["agents"]]
+    assert without
+    assert min(without) <= 8
+    assert all({"agent-0", "agent-2"} <= set(event["agents"]) for event in rounds.values())
+    assert "agent-1" in rounds[39]["agents"], "the agent is not back"
+    times = [event["time"] for event in rounds.values()]
+    assert max(np.diff(times)) < 15, "a round waited for the dead agent"
+    assert [event["agent"] for event in events if event["event"] == "failure"] == ["agent-1"]
+    health = call(Kit(fleet.kit("agent-1")).socket, Frame("health"), timeout=10.0)
+    assert int(health.fields["pid"]) != dead
+    assert np.isfinite(run.history.after[:, -1]).all()
+    kept = Memory(Kit(fleet.kit("agent-1")).state, 1).known(run.provenance["federation"]["run"])
+    assert kept.round == 39
+    assert kept.after, "this algorithm's agents have a personal state"
+    assert any(not np.array_equal(kept.after[name], x) for name, x in kept.before.items())
+
+
+@pytest.mark.parametrize("words", [("worker_process",), ("client_train",)], ids=["job process", "client"])
+def test_a_bridge_that_is_killed_comes_back_by_itself(fleet, words, tmp_path):
+    wanted = real_fleet.slow(25, curvature="score", baseline="none" if words[0] == "client_train" else "leave-one-out")
+    training = real_fleet.Training(fleet, wanted, deadline=20.0, patience=300.0)
+    training.until(5)
+    assert real_fleet.kill("nvflare.private", fleet.kit("agent-2"), *words)
+    run, events = training.result()
+    assert rounds_in(events) == list(range(25))
+    assert sum(event["event"] == "submitted" for event in events) == 2
+    same_bits(run, wanted, tmp_path)  # every agent took part in every round
+
+
+def test_a_server_that_is_killed_ten_times_counts_every_round_once(fleet, tmp_path):
+    wanted = real_fleet.slow(60, evaluation={"name": "exact"}, curvature="causal", entropy=0.01)
+    training = real_fleet.Training(fleet, wanted, deadline=30.0, patience=300.0)
+    for i in range(10):
+        training.until(5 * i + 2, 180.0)
+        if i % 2:  # between rounds: a checkpoint was just written; else during one
+            training.until_a_round_ends()
+        assert real_fleet.kill_server(fleet) >= 2
+    run, events = training.result(400.0)
+    counted = rounds_in(events)  # a kill between a checkpoint and its line in the log costs the line
+    assert len(set(counted)) == len(counted) >= 50
+    assert set(counted) <= set(range(60))
+    assert sum(event["event"] == "submitted" for event in events) >= 11
+    same_bits(run, wanted, tmp_path)
+
+
+def test_the_demonstration_tells_what_happened(run):
+    code, shown, said = run("federation", "demo")
+    assert code == 0, said
+    for word in ("150 rounds over mutual TLS", "agent-1 was killed", "it was back by itself", "agent-2 personalized"):
+        assert word in shown, shown

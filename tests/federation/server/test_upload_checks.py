@@ -1,0 +1,319 @@
+"""What a server checks: bad uploads of every kind are refused, honest ones never are, and quarantine is earned."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfedrl.errors import UserError
+from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.server.upload_checks import (
+    QUARANTINED,
+    Expected,
+    Failed,
+    Gate,
+    Refused,
+    displacement,
+    read_upload,
+)
+
+MESSAGE = {"0.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "0.bias": np.ones(4, np.float32)}
+FIELDS = {"run": "run-1", "generation": "2", "round": "7"}
+EXPECTED = Expected("run-1", 2, 7, MESSAGE)
+
+
+def sent(far=0.1, fields=FIELDS, kind="upload", **tensors) -> bytes:
+    """An upload at some distance from the message; tensors replace its own, and None leaves one out."""
+    step = np.float32(far / math.sqrt(sum(x.size for x in MESSAGE.values())))
+    changed = {name: x + step for name, x in MESSAGE.items()} | {k.replace("_", "."): x for k, x in tensors.items()}
+    return encode(Frame(kind, fields, {name: x for name, x in changed.items() if x is not None}))
+
+
+def filled(value, dtype=np.float32):
+    x = np.ones(4, dtype)
+    x[2] = value
+    return x
+
+
+BAD = {
+    "NaN": (sent(**{"0_bias": filled(np.nan)}), "not finite"),
+    "inf": (sent(**{"0_bias": filled(np.inf)}), "not finite"),
+    "shape": (sent(**{"0_bias": np.ones(5, np.float32)}), r"float32\[5\]; it must be float32\[4\]"),
+    "axes": (sent(**{"0_bias": np.ones((4, 1), np.float32)}), r"float32\[4, 1\]; it must be"),
+    "dtype": (sent(**{"0_bias": np.ones(4)}), r"float64\[4\]; it must be float32"),
+    "integers": (sent(**{"0_bias": np.ones(4, np.int32)}), r"int32\[4\]; it must be float32"),
+    "missing": (sent(**{"0_bias": None}), "lacks the tensor '0.bias'"),
+    "extra": (sent(more=np.ones(1, np.float32)), "unknown tensor 'more'"),
+    "nothing": (b"", "cannot be read"),
+    "kind": (sent(kind="hello"), "of the kind 'hello'"),
+    "replayed": (sent(fields=FIELDS | {"round": "6"}), "replayed or of another round: '6' is its round; '7'"),
+    "spelled otherwise": (sent(fields=FIELDS | {"round": "07"}), "replayed or of another round"),
+    "no round": (sent(fields={"run": "run-1", "generation": "2"}), "does not say its round"),
+    "other run": (sent(fields=FIELDS | {"run": "run-2"}), "another run"),
+    "stale generation": (sent(fields=FIELDS | {"generation": "1"}), "another generation"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_uploads_are_refused(kind):
+    data, why = BAD[kind]
+    with pytest.raises(Refused, match=why) as caught:
+        read_upload(data, EXPECTED)
+    assert not isinstance(caught.value, Failed)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_good_upload_is_read():
+    upload = read_upload(sent(0.5), EXPECTED)
+    assert list(upload) == list(MESSAGE)
+    assert displacement(upload, MESSAGE) == pytest.approx(0.5, rel=1e-4)
+    np.testing.assert_array_equal(read_upload(sent(0.0), EXPECTED)["0.weight"], MESSAGE["0.weight"])
+    assert read_upload(sent(fields=FIELDS | {"trajectories": "30"}), EXPECTED).keys() == MESSAGE.keys()
+
+
+def test_too_large_an_upload_is_not_decoded(monkeypatch):
+    monkeypatch.setattr(validation, "decode", lambda *_: pytest.fail("it was decoded"))
+    with pytest.raises(Refused, match="at most"):
+        read_upload(bytes(EXPECTED.limit + 1), EXPECTED)
+
+
+def test_many_tensors_with_long_names_fit_the_limit():
+    message = {f"{i:03d}" + "x" * 200: np.ones(1, np.float32) for i in range(600)}
+    read_upload(encode(Frame("upload", FIELDS, message)), Expected("run-1", 2, 7, message))
+
+
+def test_no_error_of_the_decoder_gets_through(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(validation, "decode", broken)
+    with pytest.raises(Refused, match="cannot be read"):
+        read_upload(sent(), EXPECTED)
+
+
+def test_an_agents_own_error_is_told_in_one_printable_line():
+    said = encode(Frame("error", {"message": "no motor\x1b[31m\n" + "x" * 10_000}))
+    with pytest.raises(Failed, match="the agent failed: no motor") as caught:
+        read_upload(said, EXPECTED)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 250
+    with pytest.raises(Failed, match="no reason"):
+        read_upload(encode(Frame("error")), EXPECTED)
+
+
+@given(data=st.binary(max_size=300))
+@settings(max_examples=200)
+def test_random_bytes_are_refused(data):
+    with pytest.raises(Refused):
+        read_upload(data, EXPECTED)
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=6),
+    cut=st.one_of(st.none(), st.integers(0, 2**16)),
+)
+@settings(max_examples=300)
+def test_mutated_uploads_are_refused_or_still_uploads(edits, cut):
+    data = bytearray(sent())
+    for place, value in edits:
+        data[place % len(data)] = value
+    try:
+        upload = read_upload(bytes(data[: None if cut is None else cut % len(data)]), EXPECTED)
+    except Refused:
+        return
+    assert {k: (x.shape, x.dtype) for k, x in upload.items()} == {k: (x.shape, x.dtype) for k, x in MESSAGE.items()}
+    assert all(np.isfinite(x).all() for x in upload.values())
+
+
+@given(header=st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x, max_size=3)))
+@settings(max_examples=100)
+def test_odd_headers_are_refused(header):
+    entry = {"dtype": "F32", "shape": header, "data_offsets": header}
+    about = json.dumps({"__metadata__": FIELDS | {"kind": "upload"}, "0.bias": entry, "x": header}).encode()
+    with pytest.raises(Refused):
+        read_upload(len(about).to_bytes(8, "little") + about, EXPECTED)
+
+
+def test_displacement_neither_overflows_nor_vanishes():
+    of = lambda x, y: displacement({"a": np.asarray(x)}, {"a": np.asarray(y)})  # noqa: E731
+    assert of([3.0, 0.0], [0.0, 4.0]) == 5
+    assert of([3e200, 0.0], [0.0, 4e200]) == pytest.approx(5e200)
+    assert of([3e-200, 0.0], [0.0, 4e-200]) == pytest.approx(5e-200)
+    largest = np.finfo(np.float32).max
+    assert of(np.full(9, largest), np.full(9, -largest)) == pytest.approx(6 * float(largest))
+    assert of([1e308, 1.0], [-1e308, 0.0]) == math.inf
+    assert of(np.asarray([], np.float32), np.asarray([], np.float32)) == 0
+    assert of([2**40, 0], [0, 0]) == 2.0**40
+    assert of([True, False], [False, False]) == 1
+    both = {"a": np.asarray([3.0]), "b": np.asarray(4.0)}
+    assert displacement(both, {"b": np.asarray(0.0), "a": np.asarray([0.0])}) == 5
+
+
+# The gate
+
+
+def judged(gate, **uploads):
+    return gate.judge(EXPECTED, {name: sent(x) if isinstance(x, int | float) else x for name, x in uploads.items()})
+
+
+def test_a_bound_refuses_what_is_beyond_it():
+    verdict = judged(Gate(0.2), near=0.1, same=0.0, at=0.2, far=0.21, absurd=1e5)
+    assert sorted(verdict.accepted) == ["at", "near", "same"]
+    assert sorted(verdict.refused) == ["absurd", "far"]
+    assert "0.21 from the message; at most 0.2 is possible" in verdict.refused["far"]
+
+
+def test_a_bound_allows_for_the_rounding_of_large_parameters():
+    message = {"a": np.full(100, 2.0**20, np.float32)}  # an ulp is 1/16
+    steps = np.full(100, np.float32(2.0**20 + 0.0625))
+    upload = encode(Frame("upload", FIELDS, {"a": steps}))
+    assert Gate(0.5).judge(Expected("run-1", 2, 7, message), {"a": upload}).accepted
+
+
+def test_quarantine_is_earned_by_strikes_in_a_row_and_told_once():
+    gate, bad = Gate(1.0, strikes=3), BAD["NaN"][0]
+    for round_, upload in enumerate([bad, 100.0, 0.1, bad, b"?"]):  # an accepted one starts the count anew
+        verdict = judged(gate, agent=upload, other=0.1)
+        assert verdict.quarantined == ()
+        assert ("agent" in verdict.accepted) == (round_ == 2)
+    assert judged(gate, agent=bad).quarantined == ("agent",)
+    for _ in range(2):
+        verdict = judged(gate, agent=0.1, other=0.1)
+        assert verdict.refused == {"agent": QUARANTINED}
+        assert verdict.quarantined == ()
+        assert list(verdict.accepted) == ["other"]
+    gate.release("agent")
+    assert "agent" in judged(gate, agent=0.1).accepted
+    for _ in range(2):
+        assert judged(gate, agent=bad).quarantined == ()
+    assert judged(gate, agent=bad).quarantined == ("agent",)
+    with pytest.raises(UserError, match="'other' is not in quarantine"):
+        gate.release("other")
+
+
+def test_what_is_quarantined_is_not_read(monkeypatch):
+    gate = Gate(1.0, strikes=1)
+    judged(gate, agent=b"?")
+    monkeypatch.setattr(validation, "read_upload", lambda *_: pytest.fail("it was read"))
+    assert judged(gate, agent=0.1).refused == {"agent": QUARANTINED}
+
+
+def test_an_agent_that_says_it_failed_is_neither_blamed_nor_forgiven():
+    gate, error = Gate(1.0, strikes=2), encode(Frame("error", {"message": "battery"}))
+    for _ in range(5):
+        verdict = judged(gate, agent=error)
+        assert verdict.refused == {"agent": "the agent failed: battery"}
+        assert verdict.quarantined == ()
+    judged(gate, agent=b"?")
+    judged(gate, agent=error)
+    assert judged(gate, agent=b"?").quarantined == ("agent",)
+
+
+def test_far_from_the_median_is_refused():
+    gate = Gate(None)
+    verdict = judged(gate, a=0.1, b=0.2, c=0.3, d=0.9, e=1e6)
+    assert sorted(verdict.accepted) == ["a", "b", "c", "d"]
+    assert "10 times the median" in verdict.refused["e"]
+    for _ in range(4):
+        assert not judged(gate, a=0.1, b=0.2, c=0.3).refused
+    assert judged(gate, a=1.9).accepted
+    assert judged(gate, a=2.1).refused
+
+
+def test_with_fewer_than_three_numbers_nothing_can_be_said():
+    gate = Gate(None)
+    assert not judged(gate, a=0.1, b=1e4).refused
+    assert "thinkable" in judged(Gate(None), a=0.1, b=1e5).refused["b"]
+    assert judged(gate, a=0.1, b=1e5, c=0.2, d=0.1).refused.keys() == {"b"}
+    assert judged(Gate(None), a=0.1, b=0.1, c=1e5).refused.keys() == {"c"}
+
+
+def test_agents_that_do_not_move_make_no_others_outliers():
+    gate = Gate(None)
+    for _ in range(5):
+        assert not judged(gate, a=0, b=0, c=0, d=0, e=0.3, f=0.2).refused
+    assert judged(gate, a=0, b=0, c=0, d=0, e=0.3, f=1e3).refused.keys() == {"f"}
+    assert judged(gate, **dict.fromkeys("abc", 0)).accepted.keys() == set("abc")
+
+
+def test_colluding_agents_win_at_the_start_only():
+    late = Gate(None)
+    for _ in range(5):
+        judged(late, a=0.1, b=0.1, c=0.1)
+    assert judged(late, a=0.1, b=1e4, c=1e4).refused.keys() == {"b", "c"}
+    assert not judged(Gate(None), a=0.1, b=1e4, c=1e4).refused
+
+
+def test_a_fleet_that_changes_as_a_whole_is_not_locked_out():
+    gate = Gate(None)
+    for _ in range(10):
+        judged(gate, a=1e-3, b=1e-3, c=2e-3, d=1e-3)
+    assert judged(gate, a=0.1, b=0.2, c=1e-3, d=2e-3).refused.keys() == {"a", "b"}
+    assert judged(gate, a=0.1, b=0.2, c=0.1, d=1e4).refused.keys() == {"d"}
+    assert judged(gate, a=0.1, b=0.2, c=0.1, d=1e4).refused.keys() == {"d"}
+
+
+def test_the_window_forgets():
+    gate = Gate(None, window=10)
+    for far in (0.1, 0.5, 2.5):
+        for _ in range(4):
+            assert not judged(gate, a=far, b=far, c=far).refused
+    assert len(gate.memory()["lengths"]) == 10
+
+
+def test_infinitely_far_is_refused_whatever_the_rule():
+    message = {"a": np.full(3, -1e308)}
+    upload = encode(Frame("upload", FIELDS, {"a": np.full(3, 1e308)}))
+    for gate in (Gate(None), Gate(1e300)):
+        verdict = gate.judge(Expected("run-1", 2, 7, message), {"a": upload})
+        assert verdict.refused.keys() == {"a"}
+        json.dumps(gate.memory(), allow_nan=False)
+
+
+def verdicts(gate, rounds, rng):
+    """Verdicts on random rounds, without the tensors."""
+    found = []
+    for _ in range(rounds):
+        names = rng.permutation([*"abcdef"])
+        far = {name: float(rng.choice([0.0, 0.1, 0.4, 3.0, 1e3])) for name in names[: rng.integers(1, 7)]}
+        verdict = judged(gate, **{name: b"?" if rng.random() < 0.1 else x for name, x in far.items()})
+        found.append((sorted(verdict.accepted), verdict.refused, verdict.quarantined))
+    return found
+
+
+@pytest.mark.parametrize("bound", [None, 2.0])
+def test_a_recalled_gate_judges_as_it_would_have(bound):
+    seen = set()
+    for seed in range(10):
+        gate = Gate(bound, factor=3.0, strikes=3, window=20)
+        verdicts(gate, 8, np.random.default_rng(seed))
+        again = Gate.recall(json.loads(json.dumps(gate.memory(), allow_nan=False)))
+        assert again.memory() == gate.memory()
+        later = verdicts(gate, 8, np.random.default_rng(100 + seed))
+        assert verdicts(again, 8, np.random.default_rng(100 + seed)) == later
+        seen |= {bool(gate.quarantined), *(bool(refused) for _, refused, _ in later)}
+    assert seen == {True, False}
+
+
+def test_the_order_of_uploads_does_not_matter():
+    far = {"a": 0.1, "b": 0.3, "c": 50.0, "d": 0.2, "e": 2.0}
+    one, two = Gate(None), Gate(None)
+    assert judged(one, **far).refused == judged(two, **dict(reversed(far.items()))).refused
+    assert one.memory() == two.memory()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"factor": 0.5}, {"factor": math.nan}, {"strikes": 0}, {"window": 2}, {"bound": -1.0}]
+)
+def test_a_gate_with_wrong_settings_is_refused(wrong):
+    with pytest.raises(UserError, match=f"the gate's {next(iter(wrong))} must be"):
+        Gate(**{"bound": None} | wrong)
+
+
+@pytest.mark.parametrize("memory", [{}, {"bound": None, "lengths": 3}, Gate(None).memory() | {"lengths": ["x"]}])
+def test_what_is_no_memory_is_refused(memory):
+    with pytest.raises(UserError, match="no gate's memory"):
+        Gate.recall(memory)

@@ -1,0 +1,140 @@
+"""The report page: one file that opens offline, in a real browser, with its table and its hover boxes."""
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfedrl.report import interactive, page
+from perfedrl.report.plots import Axis, Lines, Series
+from perfedrl.studies import EXPERIMENTS, demonstration, reports
+from perfedrl.studies.figures import FIGURES
+
+ABOUT = {"seconds": 1.0, "device": "2 x cpu (cpu)", "finished": "2026-01-01T00:00:00", "perfedrl": "0", "jax": "0"}
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+def described(runs):
+    return {key: replace(run, provenance={**ABOUT, "python": "3", "commit": None}) for key, run in runs.items()}
+
+
+MEASURED = ("theory", "lqr")
+"""Experiments that train nothing."""
+
+
+@pytest.fixture
+def report(runs_of):
+    """All experiments on one page, of made-up runs."""
+    claims, plots, runs = [], [], {}
+    for name, experiment in EXPERIMENTS.items():
+        evidence = runs_of[name]
+        if name == "curvature":
+            evidence = evidence._replace(runs=described(evidence.runs))
+        elif name not in MEASURED:
+            evidence = described(evidence)
+        claims += experiment.claims(evidence)
+        plots += FIGURES[name](evidence)
+        trained = {} if name in MEASURED else evidence.runs if name == "curvature" else evidence
+        runs |= {run.config.folder: run for run in trained.values()}
+    return reports.of_reproduction(
+        list(EXPERIMENTS.values()), claims, plots, list(runs.values()), "perfedrl reproduce all <&>"
+    )
+
+
+def test_the_page_holds_everything_and_fetches_nothing(report):
+    html = page.html(report)
+    outside = re.sub(r"<script[^>]*>.*?</script>", "", html, flags=re.S)
+    assert "http" not in outside
+    assert not re.search(r"<(script|img|link)[^>]*\b(src|href)\s*=\s*[\"'](?!data:)", html)
+    assert "perfedrl reproduce all &lt;&amp;&gt;" in html, "text is no markup"
+    for plot in report.plots:
+        assert f'id="plot-{plot.name}"' in html
+    for run in report.runs:
+        assert run.folder.name in html
+
+
+def test_the_claims_table_says_what_was_met(report):
+    html = page.html(report)
+    claims = report.tables[0]
+    assert html.count("<tr") == sum(len(t.rows) + 1 for t in [*report.tables, page.costs(report.runs)])
+    assert html.count('class="missed"') == sum(mark == "missed" for mark in claims.mark)
+    assert f"{sum(row[-1] == 'yes' for row in claims.rows)} of {len(claims.rows)} met" in html
+
+
+def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
+    runs = described(deployed_runs)
+    html = page.html(reports.of_demo(runs, "perfedrl demo"))
+    assert "in 75% of episodes" in html
+    assert "in 86% after one policy-gradient step from 200 trajectories" in html
+    assert [row.trajectories for row in demonstration.rows(runs)] == [0, 20, 100, 200]
+    assert 'id="plot-e7"' in html
+
+
+def test_hover_boxes_hold_every_seed_of_few_and_the_range_of_many():
+    series = lambda n: Series("s", np.arange(3), np.arange(3.0 * n).reshape(n, 3), "#0072B2")  # noqa: E731
+    plot = lambda n: Lines("p", "t", Axis("rounds"), "y", (series(n),), tuple(range(10, 10 + n)))  # noqa: E731
+    few, many = (interactive.hover_text(plot(n), plot(n).series[0], 1) for n in (3, 30))
+    assert "seed 12: 7.000" in few
+    assert "mean of 3 seeds: 4.000" in few
+    assert "from 1.000 to 88.000" in many
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if not (BROWSER and DRIVER):
+        if os.environ.get("CI"):
+            pytest.fail("continuous integration needs chromium and chromium-driver")
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"):
+        options.add_argument(f"--{flag}")
+    for flag in ("disable-background-networking", "disable-component-update", "window-size=1100,1000"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, report, tmp_path):
+    path: Path = page.write(report, tmp_path / "report.html")
+    browser.get(path.as_uri())
+    return browser
+
+
+def test_in_a_browser_the_page_loads_without_errors_and_shows_every_figure(opened, report):
+    assert [entry for entry in opened.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    rows = opened.find_elements("css selector", "#claims tbody tr")
+    assert len(rows) == len(report.tables[0].rows)
+    for plot in report.plots:
+        drawing = opened.find_element("css selector", f"#plot-{plot.name} .main-svg")
+        assert drawing.size["width"] > 400
+        assert drawing.size["height"] > 300
+    loaded = opened.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in loaded if not name.startswith(("data:", "blob:"))] == [], "nothing is fetched"
+    width = opened.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert width <= 0, "the page does not scroll sideways"
+
+
+@pytest.mark.parametrize(
+    ("plot", "words"),
+    [("e1", "of 3 seeds"), ("e4", "seed"), ("e5-success", "%"), ("e7", "episode")],
+)
+def test_in_a_browser_hovering_over_a_point_shows_its_values(opened, plot, words):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    figure = opened.find_element("id", f"plot-{plot}")
+    opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", figure)
+    point = figure.find_elements("css selector", ".scatterlayer .trace .points path")[-3]
+    ActionChains(opened).move_to_element(point).perform()
+    shown = lambda _: [e.text for e in figure.find_elements("css selector", ".hoverlayer .hovertext") if e.text]  # noqa: E731
+    assert words in " ".join(WebDriverWait(opened, 5).until(shown))

@@ -1,0 +1,233 @@
+"""Fleets that are played in Python: the compiled simulator's numbers, and nothing lost when an agent fails."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rooms import Room
+
+import perfedrl as pf
+from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
+from perfedrl.compilation import jit
+from perfedrl.envs import arc
+from perfedrl.envs.fleet import Roster, fleet
+from perfedrl.errors import AgentError, UserError
+from perfedrl.estimators import Sampled
+from perfedrl.experiments.config import make_config
+from perfedrl.experiments.training import Interrupted, train
+from perfedrl.federation.agent.config import make_agent_config
+from perfedrl.federation.agent.worker import Worker
+from perfedrl.policies import mlp
+from perfedrl.rollout import RolloutSampler
+from perfedrl.simulation.evaluation import MonteCarlo
+from perfedrl.simulation.simulator import Simulation
+
+draw = jit(lambda sampler, params, key, m: sampler.sample(params, key, m), static_argnums=3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A JAX task that pretends to be a robot: JAX may not look into what it plays."""
+
+    task: Any
+    broken: bool = False
+
+    horizon, discount, actions, observation_size = 20, 0.9, 8, 2
+
+    def sampler(self, policy):
+        return Played.Sampler(self, policy)
+
+    def outline(self, m):
+        zeros = jnp.zeros((m, 21))
+        return pf.estimators.Trajectory(jnp.zeros((m, 21, 2)), zeros.astype(jnp.int32), zeros, zeros)
+
+    def outcomes(self, episode):
+        return self.task.outcomes(episode)
+
+    @dataclasses.dataclass(frozen=True)
+    class Sampler:
+        """Plays, and may be broken."""
+
+        played: Any
+        policy: Any
+
+        traceable = False
+
+        def sample(self, params, key, m):
+            if self.played.broken:
+                raise AgentError("agent 1: a wheel came off")
+            return draw(RolloutSampler(self.played.task, self.policy), params, key, m)
+
+
+ARC = arc(3, 2)
+AGENTS = [ARC.task(i) for i in range(3)], [ARC.task(i, held_out=True) for i in range(2)]
+EXACT = PerFedAvgPG(0.3, 0.2, local_steps=2, m_in=3, m_h=3, m_out=3)
+
+
+def simulation(fleet, algorithm=EXACT, weights=None, seeds=(0, 1)):
+    policy = mlp(ARC, (4,))
+    evaluation = MonteCarlo(Sampled(policy), 4, 6, few_shot=(0, 3), repeats=2, rollouts=2)
+    lanes = [algorithm] * len(seeds)
+    return Simulation(fleet, policy, lanes, list(seeds), Sampled(policy), evaluation=evaluation, weights=weights)
+
+
+def played(broken=None):
+    part = [[Played(task, broken == i) for i, task in enumerate(tasks)] for tasks in AGENTS]
+    return fleet(part[0], [dataclasses.replace(task, broken=False) for task in part[1]])
+
+
+def test_a_played_fleet_trains_to_the_numbers_of_the_compiled_one():
+    compiled, live = simulation(ARC, weights=(1.0, 2.0, 3.0)), simulation(played(), weights=(1.0, 2.0, 3.0))
+    assert isinstance(live.fleet.train, Roster)
+    assert compiled.bytes_per_round == live.bytes_per_round
+    ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, live)]
+    for a, b in zip(*(jax.tree.leaves(end.state) for end in ends), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    for name, x in ends[0].history.arrays().items():
+        np.testing.assert_allclose(x, ends[1].history.arrays()[name], atol=1e-5, err_msg=name)
+    deployed = [x.deploy(end.state, 3) for x, end in zip((compiled, live), ends, strict=True)]
+    for name, x in deployed[0].arrays().items():
+        np.testing.assert_allclose(x, deployed[1].arrays()[name], atol=1e-5, err_msg=name)
+
+
+def test_a_round_goes_on_without_an_agent_whose_environment_failed(caplog):
+    live = simulation(played(broken=1), FedAvgPG(0.3, 0.2, local_steps=2, m=3), seeds=[0])
+    whole = simulation(played(), FedAvgPG(0.3, 0.2, local_steps=2, m=3), weights=(1.0, 1e-30, 1.0), seeds=[0])
+    with caplog.at_level(logging.WARNING, "perfedrl"):
+        start = live.begin()
+        (end,) = live.run(start, [1])
+    (expected,) = whole.run(whole.begin(), [1])
+    for a, b in zip(*(jax.tree.leaves(x.state.server) for x in (end, expected)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-7)
+    assert "round 0, seed 0 goes on without one agent: agent 1: a wheel came off" in caplog.text
+    np.testing.assert_array_equal(np.isnan(end.history.after[0, -1]), [False, True, False])
+    np.testing.assert_array_equal(end.history.before[0, -1, ::2], expected.history.before[0, -1, ::2])
+
+
+def test_a_fleet_in_which_every_agent_failed_says_so():
+    live = simulation(fleet([Played(task, True) for task in AGENTS[0]]))
+    with pytest.raises(UserError, match="round 0 has too few agents left to go on; agent 1: a wheel came off"):
+        live.advance(live.start(), 0, 1)
+    with pytest.raises(UserError, match="no agent of the fleet can be measured"):
+        live.begin()
+
+
+def test_agents_of_a_played_fleet_must_be_alike():
+    other = dataclasses.replace(Played(AGENTS[0][0]))
+    object.__setattr__(other, "horizon", 7)
+    with pytest.raises(UserError, match="agent 0 has horizon 20, agent 1 has 7"):
+        fleet([Played(AGENTS[0][0]), other])
+    with pytest.raises(UserError, match="agent 1 brings no sampler of its own"):
+        fleet([Played(AGENTS[0][0]), AGENTS[0][1]])
+
+
+GYM = {
+    "name": "poles",
+    "seeds": 2,
+    "rounds": 5,
+    "evaluate_every": 5,
+    "fleet": {
+        "env": "gymnasium",
+        "id": "CartPole-v1",
+        "agents": 2,
+        "held_out": 1,
+        "horizon": 19,
+        "parallel": 4,
+        "vary": {"length": [0.1, 0.9]},
+    },
+    "policy": {"name": "mlp", "hidden": [4]},
+    "algorithm": {
+        "name": "per-fedavg-pg",
+        "alpha": 0.1,
+        "beta": 0.1,
+        "local_steps": 1,
+        "m_in": 3,
+        "m_h": 3,
+        "m_out": 3,
+    },
+    "evaluation": {"name": "monte-carlo", "trajectories": 3, "episodes": 4, "few_shot": [0, 3], "rollouts": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def poles(tmp_path_factory):
+    return train(make_config(GYM), tmp_path_factory.mktemp("runs"))
+
+
+def test_a_gymnasium_fleet_trains_from_a_config_and_goes_on_bitwise_where_it_was_stopped(poles, tmp_path):
+    def stop(label, done, rounds):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    config = make_config(GYM)
+    with pytest.raises(Interrupted, match="after round 3 of 5"):  # between two evaluations
+        train(config, tmp_path, progress=stop)
+    seen = []
+    again = train(config, tmp_path, progress=lambda label, done, rounds: seen.append(done))
+    assert seen == [3, 4, 5]
+    for a, b in zip(jax.tree.leaves(poles.params), jax.tree.leaves(again.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for name, x in poles.history.arrays().items():
+        np.testing.assert_array_equal(x, again.history.arrays()[name])
+    assert {"before.score", "held_out_after.score"} <= set(poles.history.outcomes)
+
+
+def test_a_gymnasium_agent_over_a_network_sends_what_the_simulator_computes(poles):
+    config = make_config({**GYM, "seeds": [7]})
+    work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).work(config.to_toml())
+    upload, _ = work.update(work.message, work.state, 2)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 1), 2)
+    parts = config.parts
+    expected, _ = parts.algorithm.client(work.message, work.state, parts.agent(parts.fleet.task(1)), key)
+    for a, b in zip(jax.tree.leaves(upload), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert set(work.evaluate(work.message, work.state, 0).after) == {"return", "score"}
+    with pytest.raises(UserError, match="there is no training agent 5"):
+        Worker(make_agent_config({"fleet": GYM["fleet"]}), 5)
+
+
+def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run):
+    own = pf.personalize(poles, agent=2, trajectories=3, episodes=4)
+    assert own.after["score"].mean > 0
+    assert pf.evaluate(poles)[2].part == "held-out"
+    parts = poles.config.parts
+    assert all(task._slots._vector is None for task in (*parts.fleet.train, *parts.fleet.held_out)), "all are closed"
+    code, out, _ = run("evaluate", str(poles.folder), "--steps", "2", "--trajectories", "3", "--scratch", "0.1")
+    assert code == 0
+    assert "from scratch" in out
+    assert "worst agent" in out
+
+
+def test_a_failing_agent_is_told_of_on_the_command_line_and_the_run_is_finished(tmp_path, run):
+    config = make_config(
+        {
+            **GYM,
+            "name": "rooms",
+            "seeds": 1,
+            "rounds": 2,
+            "evaluate_every": 1,
+            "fleet": {
+                "env": "gymnasium",
+                "id": "rooms:Room",
+                "agents": 2,
+                "horizon": 5,
+                "options": {"how": "raise"},
+                "vary": {"trouble": {"train": [99, 2]}},
+            },
+            "evaluation": {"name": "monte-carlo", "trajectories": 3, "episodes": 4},
+        }
+    )
+    Room.made.clear(), Room.closed.clear()
+    path = tmp_path / "rooms.toml"
+    path.write_text(config.to_toml())
+    code, _, err = run("train", str(path), "--runs", str(tmp_path / "runs"))
+    assert code == 0
+    said = " ".join(err.split())
+    assert (
+        "goes on without one agent: agent 1 (rooms:Room: trouble 2): the environment raised ZeroDivisionError" in said
+    )
+    assert len(Room.made) == len(Room.closed)

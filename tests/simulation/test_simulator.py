@@ -1,0 +1,198 @@
+"""The simulator: bitwise reproducible, however a run is cut, chunked or accompanied; compiled once."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import perfedrl as pf
+from perfedrl import compilation
+from perfedrl import simulation as host
+from perfedrl.algorithms import ServerState
+from perfedrl.simulation import compiled as engine
+from perfedrl.simulation.simulator import Simulation
+
+FLEETS = {"gridworld": pf.gridworld(), "random": pf.envs.random_mdps(agents=5, states=4, actions=3)}
+ALGORITHMS = {
+    "exact": pf.PerFedAvgPG(2.0, 0.3, 3, 6, 6, 6),
+    "first-order": pf.PerFedAvgPG(2.0, 0.3, 3, 6, 6, 6, variant="first-order"),
+    "fedavg-pg": pf.FedAvgPG(2.0, 0.3, 3, 18),
+}
+
+
+def policies(fleet):
+    mdps = fleet.train
+    features = np.eye(mdps.states * mdps.actions).reshape(mdps.states, mdps.actions, -1)
+    return {"table": pf.TableSoftmax(mdps.states, mdps.actions), "log-linear": pf.LogLinearSoftmax(features)}
+
+
+def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
+    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), chunk=chunk)
+    state, done = simulation.start(), 0
+    for rounds in cuts:
+        state, done = simulation.advance(state, done, rounds), done + rounds
+    return state.server.message
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("fleet", "policy"), [("gridworld", "table"), ("random", "log-linear")])
+def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
+    fleet, algorithm = FLEETS[fleet], ALGORITHMS[algorithm]
+    run = lambda seeds, **how: final(fleet, policies(fleet)[policy], algorithm, seeds, **how)  # noqa: E731
+    whole = run(range(16))
+    assert np.abs(whole).max() > 0.01
+    assert not (whole[0] == whole[1]).all()
+    same = np.testing.assert_array_equal
+    same(whole, run(range(16)), err_msg="a repetition differs")
+    same(whole, run(range(16), cuts=(1, 3, 2)), err_msg="a run in pieces differs")
+    for seeds in ([0], [1, 2], [4, 1, 3]):
+        same(whole[seeds], run(seeds), err_msg=f"seeds {seeds} differ beside other seeds")
+    for chunk in (1, 2, 4):
+        same(whole, run(range(16), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_neural_seed_is_bitwise_the_same_in_any_company(algorithm):
+    """Also where agents are run one by one for speed, and where the curvature batch is worked on in slices."""
+    algorithm = ALGORITHMS[algorithm] if algorithm != "exact" else pf.PerFedAvgPG(1.0, 0.2, 2, 6, 150, 6)
+    fleet, policy = pf.arc(horizon=8), pf.MLPSoftmax((2, 32, 8))
+    run = lambda seeds, **how: final(fleet, policy, algorithm, seeds, **how)  # noqa: E731
+    whole = run(range(7))
+    same = lambda one, two: jax.tree.map(np.testing.assert_array_equal, one, two)  # noqa: E731
+    same(whole, run(range(7), cuts=(1, 3, 2)))
+    for seeds in ([0], [4, 1, 3]):
+        same(jax.tree.map(lambda x, seeds=seeds: x[seeds], whole), run(seeds))
+    for chunk in (1, 4):
+        same(whole, run(range(7), chunk=chunk))
+
+
+def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
+    assert len(jax.local_devices()) == 2, "the tests run on two devices"
+    fleet = FLEETS["gridworld"]
+    two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
+    monkeypatch.setattr(host.jax, "local_devices", lambda: jax.devices()[:1])
+    one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_this_version_of_jax_knows_our_compiler_options():
+    """Without them results would be slow to compile and would depend on the number of seeds side by side."""
+    assert compilation.options("cpu") == compilation.OPTIONS["cpu"]
+    assert compilation.options("tpu") == {}
+    assert not compilation._known("no_such_option", 1)
+
+
+def test_the_derivation_of_keys_is_frozen():
+    """Golden: a change here changes every seed's result; say so in the changelog, and rerun `make reproduce`."""
+    key = jax.random.fold_in(engine.agent_key(seed=3, agent=1), 2)
+    assert jax.random.key_data(engine.agent_key(seed=3, agent=1)).tolist() == [1946498123, 2217676430]
+    assert jax.random.key_data(key).tolist() == [1162771976, 1047151509]
+
+
+class Anchored(eqx.Module):
+    """An algorithm with all that the paper's do not have: a message that is more than parameters, private server state,
+    and a personal vector per client that is deployed on top of the shared parameters.
+    """
+
+    beta: Any
+    trajectories_per_round = 2
+
+    def init(self, params):
+        return ServerState(message={"theta": params, "round": jnp.zeros(())}, private=jnp.zeros(())), jnp.zeros_like(
+            params
+        )
+
+    def client(self, message, state, agent, key):
+        g = agent.gradient(message["theta"] + state, key, 2)
+        return {"step": self.beta * g}, state + 0.5 * g
+
+    def server(self, state, uploads, weights):
+        theta = state.message["theta"] + jnp.mean(uploads["step"], axis=0)
+        return ServerState({"theta": theta, "round": state.message["round"] + 1}, state.private + 1)
+
+    def shared(self, message):
+        return message["theta"]
+
+    def personalize(self, message, state, agent, key, m):
+        return message["theta"] + state
+
+
+def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is_measured_with_it():
+    fleet = pf.gridworld(width=2, horizon=3, held_out=[(0, 1)])
+    policy = pf.TableSoftmax(4, 4)
+    simulation = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1])
+    *_, whole = simulation.run(simulation.begin(), [2, 4, 6])
+    half = next(iter(simulation.run(simulation.begin(), [3])))
+    *_, resumed = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, [3, 6])
+    for one, two in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert whole.state.server.message["round"].tolist() == [6, 6]
+    own = np.float64(whole.state.server.message["theta"][1]) + whole.state.clients[1, 2]
+    assert whole.history.after[1, -1, 2] == pytest.approx(
+        float(pf.exact.expected_return(fleet.task(2), own)), abs=1e-12
+    )
+    np.testing.assert_array_equal(
+        whole.history.held_out_after, whole.history.held_out_before, err_msg="a newcomer has no personal state yet"
+    )
+    assert whole.history.bytes[-1] == 6 * 4 * (16 + 1 + 16), "parameters and a counter down, a step up"
+
+
+def test_a_sweep_over_alpha_beta_and_seeds_compiles_once():
+    before = engine.advance_lanes.compilations()
+    fleet = pf.gridworld(width=2, horizon=3)
+    policy = pf.TableSoftmax(4, 4)
+    sweep = [(0.0, 0.1), (0.5, 0.1), (2.0, 0.3), (3.0, 0.2)]
+    lanes = [pf.PerFedAvgPG(alpha, beta, 2, 2, 2, 2) for alpha, beta in sweep]
+    simulation = Simulation(fleet, policy, lanes, [0, 1, 2, 3])
+    state = simulation.advance(simulation.start(), 0, 3)
+    simulation.advance(state, 3, 5)
+    again = Simulation(fleet, policy, lanes[::-1], [7, 8, 9, 10])
+    again.advance(again.start(), 0, 1)
+    assert engine.advance_lanes.compilations() == before + 1
+    alone = Simulation(fleet, policy, lanes[2:3], [2])
+    np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], state.server.message[2])
+
+
+def test_history_has_labelled_axes_and_costs():
+    fleet = pf.gridworld(width=3, horizon=4, held_out=[(1, 1), (1, 2)])
+    result = pf.simulate(fleet, pf.TableSoftmax(9, 4), pf.PerFedAvgPG(1.0, 0.3, 2, 3, 4, 5), rounds=5, seeds=3, every=2)
+    history = result.history
+    assert history.rounds.tolist() == [0, 2, 4, 5]
+    assert history.after.shape == history.before.shape == (3, 4, 8)
+    assert history.held_out_after.shape == (3, 4, 2)
+    assert history.trajectories.tolist() == [r * 2 * (3 + 4 + 5) for r in (0, 2, 4, 5)]
+    assert history.bytes.tolist() == [r * 2 * 36 * 4 for r in (0, 2, 4, 5)]
+    theta = result.params[1]
+    np.testing.assert_allclose(history.after[1, -1], pf.exact.returns(fleet, theta, 1.0)[1], rtol=0, atol=1e-12)
+    assert result.params.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"seeds": [-1]}, "seeds"),
+        ({"rounds": 0}, "rounds"),
+        ({"every": 0}, "every"),
+        ({"chunk": 0}, "chunk"),
+        ({"seeds": []}, "seed"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_compiles(change, word):
+    fleet = pf.gridworld(width=2)
+    settings = {"rounds": 1, "seeds": 1, **change}
+    with pytest.raises(pf.UserError, match=word):
+        pf.simulate(fleet, pf.TableSoftmax(4, 4), pf.FedAvgPG(1.0, 0.1), **settings)
+
+
+def test_a_policy_that_does_not_fit_the_fleet_is_refused():
+    with pytest.raises(pf.UserError, match=r"policy is for \(4, 4\) states and actions, the fleet has \(9, 4\)"):
+        pf.simulate(pf.gridworld(width=3), pf.TableSoftmax(4, 4), pf.FedAvgPG(1.0, 0.1), rounds=1)
+
+
+def test_divergence_is_an_error_and_not_a_result():
+    fleet, policy = pf.gridworld(width=2), pf.TableSoftmax(4, 4)
+    with pytest.raises(pf.UserError, match="diverged between rounds 0 and 1: lower alpha or beta"):
+        pf.simulate(fleet, policy, pf.FedAvgPG(1.0, 1e38, m=2), rounds=1, seeds=1, baseline="none")
