@@ -8,7 +8,7 @@ class UserError(ValueError):
     """What was expected, what came, and what to do about it. The command line prints it and exits with code 2."""
 
 
-class AgentError(UserError):
+class EnvironmentFailureError(UserError):
     """An agent's own environment failed in the middle of its work: the fleet can go on without it for a round."""
 
 

@@ -91,11 +91,11 @@ def _checked(value: Any, annotation: Any, what: str) -> Any:
         first = error.errors()[0]
         where = what + "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
         raise UserError(
-            f"{where} = {shortened(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
+            f"{where} = {abbreviated(first['input'])}: {first['msg'][0].lower()}{first['msg'][1:]}"
         ) from error
 
 
-def shortened(value: Any) -> str:
+def abbreviated(value: Any) -> str:
     """A value as a sentence can bear it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -11,7 +11,7 @@ from rooms import Room
 from perfedrl.envs import gymnasium_fleet
 from perfedrl.envs.gym import fleet as adapter
 from perfedrl.envs.gym.making import Recipe
-from perfedrl.errors import AgentError, UserError
+from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.objective import _gradient
 from perfedrl.policies import MLPSoftmax, gaussian_mlp, mlp
@@ -198,7 +198,7 @@ def test_an_environment_that_fails_is_named_with_its_step_and_its_seed(how, proc
     play, _, params = sampler(fleet, agent=1)
     seed = np.random.default_rng(np.asarray(jax.random.key_data(KEY))).integers(2**31, size=3)
     said = "returned a reward that is not finite" if how == "nan" else "raised ZeroDivisionError: the floor gave way"
-    with pytest.raises(AgentError, match=said) as error:
+    with pytest.raises(EnvironmentFailureError, match=said) as error:
         play.sample(params, KEY, 3)
     assert "agent 1 (rooms:Room: trouble 2)" in str(error.value)
     assert "(step 1 of the episode with seed" in str(error.value)

@@ -15,7 +15,7 @@ from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
 from perfedrl.compilation import jit
 from perfedrl.envs import arc
 from perfedrl.envs.fleet import Roster, fleet
-from perfedrl.errors import AgentError, UserError
+from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
@@ -59,7 +59,7 @@ class Played:
 
         def sample(self, params, key, m):
             if self.played.broken:
-                raise AgentError("agent 1: a wheel came off")
+                raise EnvironmentFailureError("agent 1: a wheel came off")
             return draw(RolloutSampler(self.played.task, self.policy), params, key, m)
 
 

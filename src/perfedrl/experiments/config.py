@@ -21,7 +21,7 @@ from perfedrl.experiments.experiment import KINDS, Control, Parts, Privacy, Serv
 from perfedrl.experiments.normalization import Normalization
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS
 from perfedrl.simulation.simulator import every_few
 
@@ -65,7 +65,7 @@ class Config(BaseModel):
     @classmethod
     def _name(cls, name: str) -> str:
         if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or not name[0].isalnum():
-            raise UserError(f"name = {shortened(name)}: use letters, digits, '.', '_' and '-', it names a folder")
+            raise UserError(f"name = {abbreviated(name)}: use letters, digits, '.', '_' and '-', it names a folder")
         return name
 
     @field_validator("seeds", mode="before")
@@ -89,7 +89,7 @@ class Config(BaseModel):
         stops = value if isinstance(value, list | tuple) else [value]
         if not stops or not all(whole(x) and x >= 1 for x in stops) or list(stops) != sorted(set(stops)):
             raise UserError(
-                f"evaluate_every = {shortened(value)}: a number of rounds, at least 1, or a rising list of rounds"
+                f"evaluate_every = {abbreviated(value)}: a number of rounds, at least 1, or a rising list of rounds"
             )
         return tuple(value) if isinstance(value, list) else value
 
@@ -97,7 +97,7 @@ class Config(BaseModel):
     @classmethod
     def _start(cls, value: Any) -> Any:
         if value != "per-seed" and not (whole(value) and 0 <= value < 2**32):
-            raise UserError(f'start = {shortened(value)}: a whole number from 0 to 2**32 - 1, or "per-seed"')
+            raise UserError(f'start = {abbreviated(value)}: a whole number from 0 to 2**32 - 1, or "per-seed"')
         return value
 
     @field_validator("fleet")

@@ -28,7 +28,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
 from perfedrl.experiments.normalization import check_curvature, keep_local, normalize
 from perfedrl.policies import POLICIES, Policy
-from perfedrl.registry import Registry, shortened
+from perfedrl.registry import Registry, abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
 
 KINDS: Mapping[str, Registry] = MappingProxyType(
@@ -199,7 +199,7 @@ def form(value: Any, what: str, known: Registry, besides: tuple[str, ...] = ()) 
     """
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
-        raise UserError(f"{what} = {shortened(value)}: a name, or a table with a name, one of: {', '.join(known)}")
+        raise UserError(f"{what} = {abbreviated(value)}: a name, or a table with a name, one of: {', '.join(known)}")
     name, params = named(table, "name", what, known)
     kept = {key: params.pop(key) for key in besides if params.get(key) is not None}
     frozen = {key: tuple(x) if isinstance(x, list | tuple) else x for key, x in kept.items()}

@@ -11,7 +11,7 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.fleet import brings_examples, brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 from perfedrl.rollout import sampler
 from perfedrl.simulation.compiled import START
 from perfedrl.simulation.simulator import Simulation
@@ -77,7 +77,7 @@ def settings(task: Any) -> dict[str, Any]:
 def plain(value: Any) -> str:
     """A setting as a table shows it."""
     if not isinstance(value, np.ndarray | float | np.floating):
-        return shortened(value)
+        return abbreviated(value)
     array = np.asarray(value)
     if array.size > MANY:
         return f"{' x '.join(map(str, array.shape))} numbers"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from perfedrl.errors import UserError, nearest
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -49,7 +49,7 @@ def validated(model: type[Model], table: Mapping[str, Any], what: str) -> Model:
         if first["type"] == "missing":
             raise UserError(f"the {what} lacks {where!r}") from error
         message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{where}: {message}, not {shortened(first['input'])}") from error
+        raise UserError(f"{where}: {message}, not {abbreviated(first['input'])}") from error
 
 
 def article(noun: str) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import Float, PyTree
 
 from perfedrl.algorithms import Algorithm
 from perfedrl.algorithms.wrapping import least_agents
-from perfedrl.errors import AgentError, UserError
+from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Objective
 from perfedrl.simulation.compiled import FleetState, agent_key, taking_part
 
@@ -65,7 +65,7 @@ def play_round(
         key = jax.random.fold_in(agent_key(seed, i), round_)
         try:
             upload, client = algorithm.client(state.server.message, client, agent, key)
-        except AgentError as error:
+        except EnvironmentFailureError as error:
             log.warning("round %d, seed %d goes on without one agent: %s", round_, seed, error)
             failed = error
         else:
@@ -100,7 +100,7 @@ def measure(
             key = jax.random.fold_in(agent_key(seed, first_agent + j), np.uint32(moment))
             try:
                 row.append(how(evaluation, algorithm, message, client, task, key))
-            except AgentError as error:
+            except EnvironmentFailureError as error:
                 log.warning("an agent cannot be measured: %s", error)
                 row.append(None)
         rows.append(row)

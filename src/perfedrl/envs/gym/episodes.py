@@ -12,7 +12,7 @@ from jaxtyping import Float, PRNGKeyArray, Shaped
 
 from perfedrl.envs.gym.making import Recipe, gymnasium
 from perfedrl.envs.gym.spaces import flattened, to_actions
-from perfedrl.errors import AgentError, UserError
+from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.types import Trajectory
 
 IDLE = "perfedrl.idle"
@@ -87,7 +87,7 @@ class Slots:
                 return self._play(act, seeds, u)
         except EpisodeError as error:
             self.close(broken=True)
-            raise AgentError(f"{self._name}: the environment {error}") from error
+            raise EnvironmentFailureError(f"{self._name}: the environment {error}") from error
         except BaseException:
             self.close(broken=True)
             raise
@@ -139,7 +139,7 @@ class Slots:
         for what, x in (("observation", batch.obs), ("reward", batch.reward)):
             if not np.isfinite(x).all():
                 i, step = np.argwhere(~np.isfinite(x.reshape(*shape, -1)).all(axis=-1))[0]
-                raise AgentError(
+                raise EnvironmentFailureError(
                     f"{self._name}: the environment returned a {what} that is not finite "
                     f"(step {step} of the episode with seed {seeds[i]})"
                 )

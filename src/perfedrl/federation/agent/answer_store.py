@@ -17,7 +17,7 @@ import numpy as np
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import write_atomically
 from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, encode
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -133,7 +133,7 @@ class Memory:
     def path(self, run: str, what: str = "run") -> Path:
         """The file of a run; the run's name becomes part of the file's."""
         if not NAME.fullmatch(run):
-            raise UserError(f"a run's id has 1 to 100 letters, digits, '.', '_' and '-'; it is {shortened(run)}")
+            raise UserError(f"a run's id has 1 to 100 letters, digits, '.', '_' and '-'; it is {abbreviated(run)}")
         return self.folder / f"{what}-{run}.safetensors"
 
     def write(self, path: Path, content: bytes) -> None:

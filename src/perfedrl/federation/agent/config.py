@@ -18,7 +18,7 @@ from perfedrl.envs.fleet import brings_sampler
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config, whole
 from perfedrl.experiments.settings import beside, read_table, validated
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 from perfedrl.rollout import Sampler
 from perfedrl.simulation.evaluation import check_fit
 
@@ -66,7 +66,7 @@ class AgentConfig(BaseModel):
     def _trust(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not all(path.partition(":")):
-                raise UserError(f'trust: {shortened(path)} is no import path such as "my_package.policies:net"')
+                raise UserError(f'trust: {abbreviated(path)} is no import path such as "my_package.policies:net"')
         return paths
 
     @property
@@ -178,7 +178,7 @@ def read_plan(text: str, agent: AgentConfig) -> Config:
     for place, value in _texts(table):
         if ":" in value and value not in agent.trust:
             raise UserError(
-                f"the plan names {shortened(value)} as {place}, which this agent does not trust: it imports what "
+                f"the plan names {abbreviated(value)} as {place}, which this agent does not trust: it imports what "
                 "perfedrl registers, and what its own config lists under trust"
             )
     try:

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfedrl.errors import UserError
 from perfedrl.federation.frames import BadFrame, decode
-from perfedrl.registry import shortened
+from perfedrl.registry import abbreviated
 
 ROOM, ROOM_PER_TENSOR = 2**16, 2**10
 """Bytes of an upload beside its numbers."""
@@ -74,13 +74,15 @@ def read_upload(data: bytes, expected: Expected) -> dict[str, np.ndarray]:
     if frame.kind == "error":
         raise Failed(f"the agent failed: {printable(frame.fields.get('message', 'it gave no reason'))}")
     if frame.kind != "upload":
-        raise Refused(f"an upload was expected, not a frame of the kind {shortened(frame.kind)}")
+        raise Refused(f"an upload was expected, not a frame of the kind {abbreviated(frame.kind)}")
     wanted = {"run": expected.run, "generation": str(expected.generation), "round": str(expected.round)}
     for name, value in wanted.items():
         came = frame.fields.get(name)
         if came != value:
-            said = "does not say its" if came is None else f"is replayed or of another {name}: {shortened(came)} is its"
-            raise Refused(f"the upload {said} {name}; {shortened(value)} is expected")
+            said = (
+                "does not say its" if came is None else f"is replayed or of another {name}: {abbreviated(came)} is its"
+            )
+            raise Refused(f"the upload {said} {name}; {abbreviated(value)} is expected")
     _check_like(frame.tensors, expected.tensors)
     return {name: frame.tensors[name] for name in expected.tensors}
 
@@ -89,14 +91,16 @@ def _check_like(tensors: Mapping[str, np.ndarray], message: Mapping[str, np.ndar
     """Refuse other names, shapes and types than the message's, and numbers that are none."""
     for name in (*message, *tensors):
         if name not in tensors or name not in message:
-            raise Refused(f"the upload {'lacks the' if name in message else 'has an unknown'} tensor {shortened(name)}")
+            raise Refused(
+                f"the upload {'lacks the' if name in message else 'has an unknown'} tensor {abbreviated(name)}"
+            )
     for name, sent in message.items():
         came = tensors[name]
         if (came.dtype, came.shape) != (sent.dtype, sent.shape):
             was, must = (f"{x.dtype}{list(x.shape)}" for x in (came, sent))
-            raise Refused(f"the upload's tensor {shortened(name)} is {was}; it must be {must}")
+            raise Refused(f"the upload's tensor {abbreviated(name)} is {was}; it must be {must}")
         if not np.isfinite(came).all():
-            raise Refused(f"the upload's tensor {shortened(name)} is not finite")
+            raise Refused(f"the upload's tensor {abbreviated(name)} is not finite")
 
 
 def printable(text: str) -> str:
@@ -153,10 +157,10 @@ class Gate:
             ("floor", floor, 0),
         ):
             if not (_number(value) and least <= value < math.inf):
-                raise UserError(f"the gate's {name} must be a finite number >= {least}; it is {shortened(value)}")
+                raise UserError(f"the gate's {name} must be a finite number >= {least}; it is {abbreviated(value)}")
         for name, count, least in (("strikes", strikes, 1), ("window", window, ENOUGH)):
             if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise UserError(f"the gate's {name} must be a whole number >= {least}; it is {shortened(count)}")
+                raise UserError(f"the gate's {name} must be a whole number >= {least}; it is {abbreviated(count)}")
         self.bound, self.factor, self.strikes, self.window, self.floor = bound, factor, strikes, window, floor
         self._lengths: deque[float] = deque(maxlen=window)
         self._counts: dict[str, int] = {}
@@ -230,7 +234,7 @@ class Gate:
     def release(self, name: str) -> None:
         """Hear an agent again, as if it had never been refused."""
         if name not in self._quarantined:
-            raise UserError(f"{shortened(name)} is not in quarantine")
+            raise UserError(f"{abbreviated(name)} is not in quarantine")
         self._quarantined.remove(name)
 
     def memory(self) -> dict[str, Any]:
