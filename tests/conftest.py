@@ -1,60 +1,73 @@
-"""Shapes are checked at run time throughout the tests, and two devices stand for the cores."""
+"""Set up a test session: one cache of compiled programs, two CPU devices, and run-time checks of shapes and types.
+
+All worker processes share the cache of compiled programs. It starts empty and is removed at the end; set
+PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
+"""
 
 import atexit
 import os
 import shutil
 import tempfile
 
-# The cache of compiled programs goes with the tests.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
-os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-from jaxtyping import install_import_hook
+def prepare_environment() -> None:
+    """Choose folders and devices, before JAX is imported; worker processes inherit the choice of the first process."""
+    if "PERFEDRL_TEST_FOLDER" not in os.environ:
+        scratch = os.environ["PERFEDRL_TEST_FOLDER"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    scratch = os.environ["PERFEDRL_TEST_FOLDER"]
+    os.environ["XDG_CACHE_HOME"] = scratch
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("PERFEDRL_TEST_CACHE", os.path.join(scratch, "compiled"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"):
-    import perfedrl
-    import perfedrl.cli
 
-    perfedrl.cli.application()
-    for name in perfedrl.__all__:
-        getattr(perfedrl, name)  # what is imported on first use is checked too
+prepare_environment()
 
 import hypothesis
-import jax
-import jaxtyping
 import pytest
-from fixtures import (  # noqa: F401
-    attacked_runs,
-    curvature_runs,
-    deployed_runs,
-    private_runs,
-    quiet_runs,
-    recommended_runs,
-    run,
-    runs_of,
-    tabular_runs,
-    theory_study,
-)
 
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
-# Examples are few and fixed: each may compile, and a test must fail for the same reason twice.
+# Few and fixed examples: each may compile, and a test must fail for the same reason twice.
 hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)
 hypothesis.settings.load_profile("perfedrl")
 
-assert perfedrl.__version__
+
+def pytest_configure(config):
+    """Import the package with run-time checks, except in a process that only hands out tests to its workers."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import_with_checks()
+        config.pluginmanager.import_plugin("fixtures")
+
+
+def import_with_checks() -> None:
+    """Import the whole package so that calls check the shapes and types of their arguments."""
+    from jaxtyping import install_import_hook
+
+    with install_import_hook("perfedrl", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"):
+        import perfedrl
+        import perfedrl.cli
+
+        perfedrl.cli.application()
+        for name in perfedrl.__all__:
+            getattr(perfedrl, name)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():
     """Drop compiled programs after every file: each holds memory maps, of which a process may have only so many."""
     yield
+    import jax
+
     jax.clear_caches()
 
 
 @pytest.fixture
 def untyped():
-    """No checks of types for one test: what a user without them meets."""
+    """Switch the run-time checks of types off for one test, as for a user without them."""
+    import jaxtyping
+
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -62,6 +75,8 @@ def untyped():
 
 @pytest.fixture
 def x64():
-    """Double precision for one test."""
+    """Use double precision for one test."""
+    import jax
+
     with jax.enable_x64(True):
         yield

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from perfedrl.report.static import save
 from perfedrl.report.tables import claim_cells
 from perfedrl.studies import EXPERIMENTS, all_configs
 from perfedrl.studies import FAMILIES as PAPER_FAMILIES
+from perfedrl.studies.curvature import study as curvature_study
 from perfedrl.studies.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
@@ -21,22 +23,27 @@ RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"
 SAMPLED = "variance of"
 """Claims about what is measured anew, by sampling."""
 
-CONFIGS, FAMILY_CONFIGS = (all_configs(list(group.values())) for group in (EXPERIMENTS, PAPER_FAMILIES))
 FAMILIES = RESULTS / "families"
+
+
+@cache
+def committed_configs():
+    """The configs of the paper's experiments and those of the families' experiments."""
+    return tuple(all_configs(list(group.values())) for group in (EXPERIMENTS, PAPER_FAMILIES))
 
 
 @pytest.fixture(scope="module")
 def evidence():
     """What claims and figures are made from: the committed runs, and for the theory what is measured anew."""
-    found = {run.config.folder: run for run in saved(CONFIGS, RESULTS)}
+    found = {run.config.folder: run for run in saved(committed_configs()[0], RESULTS)}
     runs = lambda e: {key: found[config.folder] for key, config in e.configs(e.seeds, False).items()}  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beyond, "REPLICATES", 4)  # its variances differ between processors, and are not compared here
+        patch.setattr(curvature_study, "REPLICATES", 4)  # its variances differ between processors, and are not compared here
         return {name: e.measure(runs(e), lambda _: None) for name, e in EXPERIMENTS.items()}
 
 
 def test_every_run_was_made_by_a_committed_config_and_none_is_left_over():
-    for root, configs in ((RESULTS, CONFIGS), (FAMILIES, FAMILY_CONFIGS)):
+    for root, configs in zip((RESULTS, FAMILIES), committed_configs(), strict=True):
         folders = {path.name for path in root.iterdir() if path.is_dir()}
         assert folders - {FAMILIES.name, "mechanisms", "compare"} == {config.folder for config in configs}
         for config in configs:
