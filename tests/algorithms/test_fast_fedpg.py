@@ -11,7 +11,7 @@ from perfedrl.algorithms import FastFedPG
 from perfedrl.estimators import Sampled
 from perfedrl.exact.tabular import Exact
 from perfedrl.simulation.simulator import Simulation
-from perfedrl.theory.noiseless_limits import rest
+from perfedrl.theory.noiseless_limits import noiseless_limit
 from perfedrl.theory.witness import attracting_witness
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
@@ -29,8 +29,8 @@ def noiseless(algorithm, rounds, fleet=FLEET, policy=POLICY):
 def test_local_steps_come_to_rest_off_the_optimum_of_the_mean_return_and_corrected_ones_on_it():
     """Two bandits with opposed rewards and curvatures: f has one maximum, at theta = -0.2310491 (Prop. 2's proof)."""
     fleet, policy = attracting_witness()
-    drifting = rest(fleet, policy, pf.FedAvgPG(0.5, 0.1, local_steps=20))
-    corrected = rest(fleet, policy, FastFedPG(0.5, 0.1, local_steps=20))
+    drifting = noiseless_limit(fleet, policy, pf.FedAvgPG(0.5, 0.1, local_steps=20))
+    corrected = noiseless_limit(fleet, policy, FastFedPG(0.5, 0.1, local_steps=20))
     assert max(drifting.moved, corrected.moved) < 1e-12
     assert drifting.bias == pytest.approx(0.0543559, abs=1e-6)
     assert corrected.bias < 1e-12

@@ -12,7 +12,7 @@ from perfedrl.algorithms.softmax_fedpg import regularized_gradient, regularized_
 from perfedrl.estimators import Sampled, forms
 from perfedrl.exact.tabular import Exact
 from perfedrl.simulation.simulator import Simulation
-from perfedrl.theory.noiseless_limits import rest
+from perfedrl.theory.noiseless_limits import noiseless_limit
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 
@@ -34,7 +34,7 @@ def test_in_bandits_the_regularized_optimum_is_the_softmax_of_the_mean_reward_ov
     """Max over pi of pi . r + lambda H(pi) is at pi proportional to exp(r / lambda), r the agents' mean."""
     rewards, weight = np.asarray([[1.0, 0.0, 0.3], [0.2, 0.8, 0.1]]), 0.4
     fleet, policy = pf.envs.bandits(rewards.tolist()), pf.TableSoftmax(1, 3)
-    found = rest(fleet, policy, SoftmaxFedPG(1.0, 1.0, local_steps=1, regularization=weight))
+    found = noiseless_limit(fleet, policy, SoftmaxFedPG(1.0, 1.0, local_steps=1, regularization=weight))
     optimum = np.exp(rewards.mean(axis=0) / weight)
     np.testing.assert_allclose(policy.probabilities(found.theta)[0], optimum / optimum.sum(), rtol=1e-6)
 

@@ -236,7 +236,7 @@ def test_a_critic_takes_noise_off_the_gradient_and_learns_returns():
 
 
 def largest(b, discount):
-    from perfedrl.estimators.returns import largest_to_go
+    from perfedrl.estimators.gradient import largest_to_go
 
     return largest_to_go(b, discount)
 

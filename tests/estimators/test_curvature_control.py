@@ -18,9 +18,17 @@ from perfedrl.estimators import (
     first_order_gradient,
     meta_gradient,
 )
-from perfedrl.estimators.control import Known, Limited, Shrunk, term
-from perfedrl.estimators.meta import adaptation, back
-from perfedrl.estimators.split import Moments, choose, error, halves, menu, split_gradient, unknown
+from perfedrl.estimators.batch_split import (
+    BatchSplitMoments,
+    candidate_sizes,
+    choose_candidate,
+    estimate_from_halves,
+    initial_moments,
+    predicted_error,
+    split_gradient,
+)
+from perfedrl.estimators.curvature_control import Limited, ShrinkageState, Shrunk, curvature_term
+from perfedrl.estimators.meta import adaptation, backpropagate_adaptation
 from perfedrl.policies import TableSoftmax
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), TableSoftmax(9, 4)
@@ -77,9 +85,9 @@ def test_control_without_curvature_trajectories_is_the_first_order_estimate(name
     v = jnp.ones((9, 4))
     came, _ = control(agent, theta, 0.7, v, KEYS.curvature, 0, control.init())
     np.testing.assert_array_equal(came, 0)
-    way = adaptation(agent, theta, 0.7, KEYS.inner, 4)
-    g_out = agent.gradient(way.end, KEYS.outer, 5)
-    without = back(agent, way, 0.7, g_out, KEYS.curvature, 0, control, control.init()).gradient
+    path = adaptation(agent, theta, 0.7, KEYS.inner, 4)
+    g_out = agent.gradient(path.end, KEYS.outer, 5)
+    without = backpropagate_adaptation(agent, path, 0.7, g_out, KEYS.curvature, 0, control, control.init()).gradient
     np.testing.assert_array_equal(without, first_order_gradient(agent, theta, 0.7, KEYS, 4, 5))
 
 
@@ -99,7 +107,7 @@ def test_less_of_a_noisier_term_is_believed():
 def test_a_limited_term_keeps_its_direction_and_loses_its_length():
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jax.random.normal(jax.random.key(0), (9, 4))
     v = 0.01 * jax.random.normal(jax.random.key(2), (9, 4))
-    free = term(agent, theta, 5.0, v, KEYS.curvature, 9)
+    free = curvature_term(agent, theta, 5.0, v, KEYS.curvature, 9)
     longest = 0.01 * 3 * np.linalg.norm(v)
     assert np.linalg.norm(free) > longest
     came, _ = Limited(0.01)(agent, theta, 5.0, v, KEYS.curvature, 9, ())
@@ -127,7 +135,7 @@ def test_inner_products_of_halves_estimate_squared_lengths_without_bias():
     # And `halves` computes just these from its two estimates.
     values = {0: jnp.asarray([1.0, 2.0]), 1: jnp.asarray([3.0, -1.0])}
     calls = iter((0, 1))
-    estimate, noise, signal = halves(lambda key, m: values[next(calls)], jax.random.key(0), 4)
+    estimate, noise, signal = estimate_from_halves(lambda key, m: values[next(calls)], jax.random.key(0), 4)
     np.testing.assert_allclose(estimate, [2.0, 0.5])
     assert float(signal) == pytest.approx(1 * 3 - 2)
     assert float(noise) == pytest.approx((4 + 9) / (1 / 2 + 1 / 2))
@@ -136,19 +144,19 @@ def test_inner_products_of_halves_estimate_squared_lengths_without_bias():
 @pytest.mark.parametrize(("noise", "signal", "expected"), [(1e-6, 100.0, 4), (1e6, 1e-6, 4), (50.0, 40.0, 10)])
 def test_the_split_goes_where_it_helps_most(noise, signal, expected):
     """Hardly any noise, or hopelessly much: four trajectories to keep watching. In between: many."""
-    known = Moments(jnp.asarray(1.0), jnp.asarray(noise), jnp.asarray(signal), jnp.asarray(1.0))
-    sizes = menu(20)
+    known = BatchSplitMoments(jnp.asarray(1.0), jnp.asarray(noise), jnp.asarray(signal), jnp.asarray(1.0))
+    sizes = candidate_sizes(20)
     assert sizes == [4, 5, 10, 15]
-    chosen = int(choose(known, 20))
-    errors = [float(error(known, jnp.asarray(m), jnp.asarray(20 - m))) for m in sizes]
+    chosen = int(choose_candidate(known, 20))
+    errors = [float(predicted_error(known, jnp.asarray(m), jnp.asarray(20 - m))) for m in sizes]
     assert errors[chosen] == min(errors)
     assert sizes[chosen] >= expected if expected > 4 else sizes[chosen] == 4
-    assert int(choose(unknown(), 20)) == 2, "nothing known: the middle"
+    assert int(choose_candidate(initial_moments(), 20)) == 2, "nothing known: the middle"
 
 
 def test_the_automatic_split_spends_its_budget_and_learns_from_it():
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jnp.zeros((9, 4))
-    made = jax.jit(lambda t: split_gradient(agent, t, 1.0, KEYS, 4, 20, unknown()))(theta)
+    made = jax.jit(lambda t: split_gradient(agent, t, 1.0, KEYS, 4, 20, initial_moments()))(theta)
     assert jax.tree.map(np.shape, made.gradient) == (9, 4)
     assert float(made.known.seen) == pytest.approx(0.1)
     assert float(made.known.outer) > 0
@@ -176,8 +184,10 @@ def test_several_steps_are_the_gradient_through_all_of_them(steps, x64):
 
     @jax.jit
     def by_step_size(theta):
-        way = adaptation(agent, theta, alpha, KEYS.inner, 1, steps)
-        return back(agent, way, alpha, agent.gradient(way.end, KEYS.outer, 1), KEYS.curvature, 1, none, ()).step
+        path = adaptation(agent, theta, alpha, KEYS.inner, 1, steps)
+        return backpropagate_adaptation(
+            agent, path, alpha, agent.gradient(path.end, KEYS.outer, 1), KEYS.curvature, 1, none, ()
+        ).step
 
     by_step = by_step_size(theta)
     each = jnp.full(theta.shape, alpha)
@@ -314,5 +324,5 @@ def test_configs_that_set_an_optional_setting_do_not_train_with_those_that_do_no
 
 def test_the_theory_speaks_of_the_paper_s_form_alone():
     with pytest.raises(UserError, match="leave out control, clip"):
-        pf.theory.setting.settings(pf.PerFedAvgPG(1.0, 0.3, control="limit", clip=1.0))
-    assert isinstance(Shrunk().init(), Known)
+        pf.theory.fleet_problem.settings(pf.PerFedAvgPG(1.0, 0.3, control="limit", clip=1.0))
+    assert isinstance(Shrunk().init(), ShrinkageState)

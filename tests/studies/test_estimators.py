@@ -20,7 +20,7 @@ from perfedrl.studies.estimators import tables as estimators_tables
 from perfedrl.studies.estimators.candidates import candidates
 from perfedrl.studies.estimators.moments import error, moments, ratio
 from perfedrl.studies.estimators.points import exactly, from_many, plays_by
-from perfedrl.theory.problem import first_parameters
+from perfedrl.theory.fleet_problem import first_parameters
 
 GRID = {
     "name": "small-grid",

@@ -18,7 +18,7 @@ from perfedrl.studies.figures import FIGURES, learning
 from perfedrl.studies.paper_neural import study as paper_neural_study
 from perfedrl.studies.paper_tabular import study as paper_tabular_study
 from perfedrl.studies.robustness import study as robustness_study
-from perfedrl.theory.measure import Row
+from perfedrl.theory.realized_bounds import RealizedBound
 from perfedrl.theory.witness import Agreement
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -245,7 +245,7 @@ def test_the_claims_of_the_theory_are_met_by_the_papers_exponents_and_by_no_boun
     worse = theory_study._replace(
         bias=theory_study.bias | {"nothing": steep},
         drift=above,
-        realized=[*theory_study.realized, Row("loose", "G", "Lemma 1", 1.0, 1.1)],
+        realized=[*theory_study.realized, RealizedBound("loose", "G", "Lemma 1", 1.0, 1.1)],
         witness=[Agreement("theta*", -0.5, -0.5000001)],
     )
     missed = [claim.claim for claim in experiment.claims(worse) if not claim.met]

@@ -10,7 +10,7 @@ from perfedrl.report.plots import Pair, Pairs, rows
 from perfedrl.studies.theory import analysis as say
 from perfedrl.studies.theory import tables as theory_tables
 from perfedrl.studies.theory.figures import pairs
-from perfedrl.theory.measure import Row
+from perfedrl.theory.realized_bounds import RealizedBound
 
 SMALL = {
     "name": "small",
@@ -230,6 +230,8 @@ def test_findings_without_the_command_line():
 
 
 def test_pairs_leave_out_what_is_zero_and_list_the_rest():
-    plot = pairs("name", "title", [Row("a", "A", "Lemma 1", 2.0, 1.0), Row("b", "B", "Lemma 2", 2.0, 0.0)])
+    plot = pairs(
+        "name", "title", [RealizedBound("a", "A", "Lemma 1", 2.0, 1.0), RealizedBound("b", "B", "Lemma 2", 2.0, 0.0)]
+    )
     assert plot == Pairs("name", "title", "value (each in its own unit)", (Pair("a  [Lemma 1]", 2.0, 1.0),))
     assert rows(plot) == (("quantity", "bound", "realized"), [("a  [Lemma 1]", 2.0, 1.0)])

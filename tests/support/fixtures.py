@@ -22,7 +22,7 @@ from perfedrl.studies.lqr import study as lqr_claims
 from perfedrl.studies.paper_neural import study as paper_neural_study
 from perfedrl.studies.robustness import study as robustness_study
 from perfedrl.studies.theory import study as theory_claims
-from perfedrl.theory.measure import Row
+from perfedrl.theory.realized_bounds import RealizedBound
 from perfedrl.theory.witness import Agreement
 
 
@@ -171,7 +171,7 @@ def theory_study():
         rounds=dict.fromkeys(rate, law(accuracies, -1.5)),
         trajectories={name: law(accuracies, power) for name, power in rate.items()},
         local_steps=law(accuracies, -0.5),
-        realized=[Row(f"quantity {i}", "G", "Lemma 1", 10.0, 1.0) for i in range(5)],
+        realized=[RealizedBound(f"quantity {i}", "G", "Lemma 1", 10.0, 1.0) for i in range(5)],
         witness=[Agreement("theta*", -0.5, -0.5)],
     )
 

@@ -17,8 +17,8 @@ from perfedrl.envs.tabular import unstack
 from perfedrl.policies import LogLinearSoftmax
 from perfedrl.policies.mlp import forward
 from perfedrl.theory import Batches, Constants, constants
-from perfedrl.theory.estimate import listed
-from perfedrl.theory.measure import drifts
+from perfedrl.theory.estimate import enumerated
+from perfedrl.theory.realized_bounds import drifts
 
 slack = 1 + 1e-9
 alphas = st.sampled_from((0.01, 0.1, 0.5, 2.0))
@@ -179,7 +179,7 @@ def test_the_estimate_obeys_its_bounds__lemma_3_prop_1_and_corollary_2(problem, 
     if len(enumerate_trajectories(mdp).states) > 100:
         sizes = sizes._replace(m_in=1)
     for variant in ("exact", "first-order"):
-        m = listed(mdp, policy, theta, alpha, sizes, variant)
+        m = enumerated(mdp, policy, theta, alpha, sizes, variant)
         assert m.variance <= c.G_J**2 * slack
         assert m.bias <= theory.bias(c, sizes.m_in, variant) * slack
         assert m.bias <= theory.sharp_bias(c, sizes.m_in, variant, m.variance) * slack
@@ -222,7 +222,7 @@ def test_at_alpha_0_objective_bounds_and_estimate_degenerate__prop_3(problem):
     np.testing.assert_allclose(exact.meta_gradient(mdps, theta, 0.0, policy), gradient, rtol=0, atol=1e-10)
     assert (c.G_F, c.L_F, theory.bias(c, 7)) == (c.G_J, c.L_J, 0)
     assert theory.second_moment(c, 7, 7, 7) == pytest.approx(3 * c.G_J**2 / 7)
-    m = listed(mdps[0], policy, theta, 0.0, Batches(1, 1, 5))
+    m = enumerated(mdps[0], policy, theta, 0.0, Batches(1, 1, 5))
     assert m.bias == pytest.approx(0, abs=1e-10)
     assert m.second_moment == pytest.approx(m.variance / 5, abs=1e-10)
 

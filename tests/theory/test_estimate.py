@@ -13,8 +13,8 @@ from perfedrl import exact
 from perfedrl.envs import TabularMDP
 from perfedrl.studies.theory.study import Curve
 from perfedrl.theory import Batches
-from perfedrl.theory.estimate import listed, moments, sampled, shared_mean
-from perfedrl.theory.trajectory_enumeration import batches, listing, per_trajectory
+from perfedrl.theory.estimate import enumerated, moments, sampled, shared_mean
+from perfedrl.theory.trajectory_enumeration import batches, per_trajectory, possible_trajectories
 
 close = {"rtol": 0, "atol": 1e-10}
 
@@ -31,7 +31,7 @@ def fork() -> TabularMDP:
 def test_the_listing_is_every_possible_trajectory__eq_1_to_3(problem):
     mdp, theta, _ = problem
     policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
-    at = listing(mdp)
+    at = possible_trajectories(mdp)
     order = {tuple(np.ravel(x)): i for i, x in enumerate(np.stack([t.states, t.actions], axis=-1))}
     found = [order[tuple(np.ravel(x))] for x in np.stack([at.states, at.actions], axis=-1)]
     assert sorted(found) == list(np.flatnonzero(t.dynamics)), "all that can happen, once each"
@@ -65,7 +65,7 @@ def test_moments_are_those_of_every_estimate_there_is__lemma_3(sizes, alpha, see
     assert np.sum(weights) == pytest.approx(1)
     bias = np.linalg.norm(np.einsum("b,bsa->sa", weights, estimates) - target)
     square = np.sum(weights * np.sum((estimates - target) ** 2, axis=(1, 2)))
-    found = listed(mdp, policy, theta, alpha, Batches(*sizes), variant)
+    found = enumerated(mdp, policy, theta, alpha, Batches(*sizes), variant)
     np.testing.assert_allclose([found.bias, found.second_moment], [bias, square], **close)
 
 
@@ -80,13 +80,13 @@ def test_moments_where_the_hessian_terms_are_not_symmetric__lemma_3():
         weights, found = map(np.asarray, jax.jit(estimates)(theta))
     square = np.sum(weights * np.sum((found - target) ** 2, axis=(1, 2)))
     assert np.sum(weights) == pytest.approx(1)
-    assert listed(mdp, policy, theta, 2.0, Batches(*sizes)).second_moment == pytest.approx(square, abs=1e-10)
+    assert enumerated(mdp, policy, theta, 2.0, Batches(*sizes)).second_moment == pytest.approx(square, abs=1e-10)
 
 
 def test_what_would_not_fit_into_memory_is_not_listed():
     mdp, policy = pf.gridworld(horizon=2).task(0), pf.TableSoftmax(25, 4)
     with pytest.raises(pf.UserError, match="too many to list"):
-        listed(mdp, policy, np.zeros((25, 4)), 1.0, Batches(1, 1, 1))
+        enumerated(mdp, policy, np.zeros((25, 4)), 1.0, Batches(1, 1, 1))
 
 
 @settings(max_examples=8)
@@ -94,7 +94,7 @@ def test_what_would_not_fit_into_memory_is_not_listed():
 def test_the_mean_factors__proof_of_lemma_3(problem, alpha):
     """E estimate = (I + alpha grad^2 J) E grad J(theta~), to 1e-10."""
     mdp, theta, _ = problem
-    policy, at = exact.softmax_of(mdp), listing(mdp)
+    policy, at = exact.softmax_of(mdp), possible_trajectories(mdp)
     with jax.enable_x64(True):
         q, g, _ = map(np.asarray, jax.jit(per_trajectory)(policy, at, theta))
         gradients = jax.vmap(jax.grad(lambda x: exact.J(policy, mdp, x)))(theta + alpha * g.reshape(-1, *theta.shape))
@@ -107,7 +107,7 @@ def test_the_bias_falls_with_the_inverse_of_the_inner_batch__prop_1():
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.zeros((3, 2))
     sizes = np.asarray([8, 16, 32, 64])
     for alpha in (0.5, 1.0, 2.0):
-        found = [listed(mdp, policy, theta, alpha, Batches(int(m), 1, 1)).bias for m in sizes]
+        found = [enumerated(mdp, policy, theta, alpha, Batches(int(m), 1, 1)).bias for m in sizes]
         assert Curve(sizes, np.asarray(found)).slope == pytest.approx(-1, abs=0.05)
 
 
@@ -116,7 +116,7 @@ def test_a_shared_curvature_batch_adds_a_covariance__proof_of_lemma_3_step_3(sha
     """With H-hat from the inner or the outer batch the mean is the factored one plus alpha Cov(H-hat, g_out)."""
     mdp, policy, alpha, m = fork(), pf.TableSoftmax(3, 2), 4.0, 2
     theta = np.random.default_rng(0).normal(size=(3, 2))
-    at, d = listing(mdp), theta.size
+    at, d = possible_trajectories(mdp), theta.size
     numbers = jax.jit(per_trajectory)
     mean, mean_g, mean_H = np.zeros(d), np.zeros(d), np.zeros((d, d))
     with jax.enable_x64(True):
@@ -151,9 +151,9 @@ def test_sampled_moments_agree_with_listed_ones():
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.asarray([[0.3, -0.2], [0.5, 0.1], [0.0, 0.4]])
     for variant in ("exact", "first-order"):
         sizes = Batches(4, 3, 2)
-        ours, true = (f(mdp, policy, theta, 2.0, sizes, variant) for f in (sampled, listed))
-        assert not ours.listed
-        assert true.listed
+        ours, true = (f(mdp, policy, theta, 2.0, sizes, variant) for f in (sampled, enumerated))
+        assert not ours.enumerated
+        assert true.enumerated
         np.testing.assert_allclose(ours[:3], true[:3], rtol=0.15)
         assert ours.bias == pytest.approx(true.bias, rel=0.1)
 
@@ -161,7 +161,7 @@ def test_sampled_moments_agree_with_listed_ones():
 def test_the_sampled_bias_is_measured_far_below_the_noise_of_a_batch():
     """A thousand estimates have a standard error of 0.01; the bias is a thousand times smaller, and told to a fifth."""
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.asarray([[0.3, -0.2], [0.5, 0.1], [0.0, 0.4]])
-    ours, true = (f(mdp, policy, theta, 0.1, Batches(32, 1, 1)) for f in (sampled, listed))
+    ours, true = (f(mdp, policy, theta, 0.1, Batches(32, 1, 1)) for f in (sampled, enumerated))
     assert true.bias < 1e-5 < 0.01 < np.sqrt(true.second_moment / 1024)
     assert ours.bias == pytest.approx(true.bias, rel=0.2)
 
@@ -169,7 +169,7 @@ def test_the_sampled_bias_is_measured_far_below_the_noise_of_a_batch():
 def test_what_cannot_be_listed_is_sampled():
     mdp, policy = pf.gridworld(width=2, horizon=9).task(0), pf.TableSoftmax(4, 4)
     with pytest.raises(pf.UserError, match="too many to list"):
-        listing(mdp)
-    assert not moments(mdp, policy, np.zeros((4, 4)), 1.0, Batches(2, 2, 2)).listed
+        possible_trajectories(mdp)
+    assert not moments(mdp, policy, np.zeros((4, 4)), 1.0, Batches(2, 2, 2)).enumerated
     with pytest.raises(pf.UserError, match="more than 200000 batches"):
         batches(16, 30)

@@ -13,7 +13,7 @@ from perfedrl.algorithms import PerFedAvgPG
 from perfedrl.envs.bandits import WITNESS_FEATURES, WITNESS_REWARDS, bandits
 from perfedrl.envs.tabular import unstack
 from perfedrl.policies import LogLinearSoftmax
-from perfedrl.theory.first_order_fixed_points import Dynamics, fixed_points
+from perfedrl.theory.first_order_fixed_points import FirstOrderDynamics, fixed_points
 from perfedrl.theory.witness import ALPHAS, agreements, attracting_witness, continued, paper_witness
 
 close = {"rtol": 0, "atol": 1e-10}
@@ -123,7 +123,7 @@ def test_fixed_points_of_tables_are_policies_not_parameters():
     fleet = bandits(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
     policy = pf.TableSoftmax(1, 3)
     points = fixed_points(fleet, policy, 5.0)
-    dynamics = Dynamics(fleet.train, policy)
+    dynamics = FirstOrderDynamics(fleet.train, policy)
     probabilities = [dynamics.probabilities(point.theta) for point in points]
     assert any(np.allclose(p, 1 / 3) for p in probabilities), "by symmetry"
     for i, p in enumerate(probabilities):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import perfedrl as pf
 from perfedrl import exact, theory
 from perfedrl.envs.tabular import unstack
+from perfedrl.theory.fleet_problem import first_parameters, problem
+from perfedrl.theory.fleet_problem import settings as settings_of
 from perfedrl.theory.local_step_trace import Trace
-from perfedrl.theory.measure import squared_meta_gradients
-from perfedrl.theory.problem import first_parameters, problem
-from perfedrl.theory.problem import settings as settings_of
+from perfedrl.theory.realized_bounds import squared_meta_gradients
 
 slack = 1 + 1e-9
 

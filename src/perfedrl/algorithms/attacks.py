@@ -13,7 +13,7 @@ from perfedrl.algorithms.base import ServerState, check_counts, check_positive
 from perfedrl.algorithms.private import check_like
 from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated, least_agents
 from perfedrl.errors import UserError
-from perfedrl.estimators.control import ratio
+from perfedrl.estimators.tree_math import ratio
 from perfedrl.registry import registry
 from perfedrl.types import Array, Params
 

@@ -22,8 +22,8 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys, adapt
-from perfedrl.estimators.control import dot, ratio
 from perfedrl.estimators.curvature.differences import CentralDifferences
+from perfedrl.estimators.tree_math import dot, ratio
 from perfedrl.estimators.zeroth_order import ZerothOrderObjective
 from perfedrl.types import Array, Params, Scalar
 

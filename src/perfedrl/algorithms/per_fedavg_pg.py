@@ -12,10 +12,11 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes, local_steps
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.errors import UserError
-from perfedrl.estimators import CONTROLS, Control, Objective, StepKeys
-from perfedrl.estimators.control import Uncontrolled, dot, ratio, shortened
-from perfedrl.estimators.meta import adaptation, back
-from perfedrl.estimators.split import LEAST, split_gradient, unknown
+from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys
+from perfedrl.estimators.batch_split import SMALLEST_BATCH, initial_moments, split_gradient
+from perfedrl.estimators.curvature_control import Uncontrolled
+from perfedrl.estimators.meta import adaptation, backpropagate_adaptation
+from perfedrl.estimators.tree_math import clipped_to_length, dot, ratio
 from perfedrl.types import Array, Params, StepSize
 
 VARIANTS = ("exact", "first-order")
@@ -107,12 +108,14 @@ class PerFedAvgPG(eqx.Module):
     def smallest_curvature_batch(self) -> int:
         """What a curvature estimate may have to do with at a time."""
         if self.variant == "first-order" or self.control == AUTO:
-            return LEAST // 2
+            return SMALLEST_BATCH // 2
         return self.m_h // 2 if self.control == "shrink" else self.m_h
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         """The message is the initialization, with the learned step size if there is one; clients remember noise."""
-        state = () if self.variant == "first-order" else unknown() if self.control == AUTO else self._control.init()
+        state = (
+            () if self.variant == "first-order" else initial_moments() if self.control == AUTO else self._control.init()
+        )
         if self.learn_alpha == "no":
             return ServerState(params), state
         log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
@@ -128,19 +131,21 @@ class PerFedAvgPG(eqx.Module):
         theta, alpha = self.shared(message), self.step_size(message)
         if self.variant == "exact" and self.control == AUTO:
             split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state, self.limit)
-            direction, way, g_out, state = split
-            by_step = back(agent, way, alpha, g_out, keys.curvature, 0, Uncontrolled(), ()).step
+            direction, path, g_out, state = split
+            by_step = backpropagate_adaptation(agent, path, alpha, g_out, keys.curvature, 0, Uncontrolled(), ()).step
         else:
-            way = adaptation(agent, theta, alpha, keys.inner, self.m_in, self.adaptation_steps)
-            g_out = agent.gradient(way.end, keys.outer, self.m_out)
+            path = adaptation(agent, theta, alpha, keys.inner, self.m_in, self.adaptation_steps)
+            g_out = agent.gradient(path.end, keys.outer, self.m_out)
             m_h, control = (self.m_h, self._control) if self.variant == "exact" else (0, Uncontrolled())
-            direction, by_step, state = back(agent, way, alpha, g_out, keys.curvature, m_h, control, state)
+            direction, by_step, state = backpropagate_adaptation(
+                agent, path, alpha, g_out, keys.curvature, m_h, control, state
+            )
         if self.clip is not None:
-            direction = shortened(direction, self.clip)
+            direction = clipped_to_length(direction, self.clip)
         theta = optax.tree.add_scale(theta, self.beta, direction)
         if self.learn_alpha == "no":
             return theta, state
-        moved = optax.tree.sub(way.end, self.shared(message))
+        moved = optax.tree.sub(path.end, self.shared(message))
         return Learned(theta, self._longer(message.log_step, alpha, by_step, moved, g_out)), state
 
     def _longer(self, log_step: Params, alpha: StepSize, by_step: Params, moved: Params, g_out: Params) -> Params:
@@ -158,7 +163,7 @@ class PerFedAvgPG(eqx.Module):
         return optax.tree.add_scale(log_step, self.alpha_rate, change)
 
     @property
-    def _control(self) -> Control:
+    def _control(self) -> CurvatureControl:
         return Uncontrolled() if self.control == "none" else CONTROLS[self.control](self.limit)
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
@@ -196,7 +201,9 @@ def check_control(control: str, variant: str, steps: int, m_h: int, m_out: int) 
     """Refuse control where there is nothing to control, or too little to tell signal from noise."""
     if control != "none" and variant == "first-order":
         raise UserError(f"control = {control!r} is for the exact variant: the first-order one has no curvature term")
-    if control == AUTO and (steps > 1 or m_h + m_out < 2 * LEAST):
-        raise UserError(f"control = 'auto' splits m_h + m_out >= {2 * LEAST} trajectories, after one adaptation step")
+    if control == AUTO and (steps > 1 or m_h + m_out < 2 * SMALLEST_BATCH):
+        raise UserError(
+            f"control = 'auto' splits m_h + m_out >= {2 * SMALLEST_BATCH} trajectories, after one adaptation step"
+        )
     if control == "shrink" and m_h < 2:
         raise UserError("control = 'shrink' compares two halves of the curvature batch: m_h must be at least 2")

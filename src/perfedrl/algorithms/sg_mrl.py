@@ -21,8 +21,9 @@ from perfedrl.algorithms.base import (
 from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet, brings_examples
 from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs, reward_to_go
-from perfedrl.estimators.control import MEMORY, shortened
+from perfedrl.estimators.curvature_control import RUNNING_MEAN_DECAY
 from perfedrl.estimators.objective import gradient_of_batch, scaled
+from perfedrl.estimators.tree_math import clipped_to_length
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
@@ -38,7 +39,10 @@ class Seen(NamedTuple):
         return self.total / jnp.maximum(self.weight, jnp.finfo(self.weight.dtype).tiny)
 
     def with_another(self, value: Float[Array, ""]) -> "Seen":
-        return Seen(MEMORY * self.total + (1 - MEMORY) * value, MEMORY * self.weight + (1 - MEMORY))
+        return Seen(
+            RUNNING_MEAN_DECAY * self.total + (1 - RUNNING_MEAN_DECAY) * value,
+            RUNNING_MEAN_DECAY * self.weight + (1 - RUNNING_MEAN_DECAY),
+        )
 
 
 class SGMRL(eqx.Module):
@@ -101,7 +105,7 @@ class SGMRL(eqx.Module):
         baseline = seen.mean if self.score_baseline else 0.0
         direction, value = debiased_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out, baseline)
         if self.clip is not None:
-            direction = shortened(direction, self.clip)
+            direction = clipped_to_length(direction, self.clip)
         return optax.tree.add_scale(theta, self.beta, direction), seen.with_another(value)
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:

@@ -22,9 +22,9 @@ from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet, brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs
-from perfedrl.estimators.control import shortened
 from perfedrl.estimators.gradient import regularizer
 from perfedrl.estimators.objective import credit
+from perfedrl.estimators.tree_math import clipped_to_length
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 LARGEST_LOG = 80.0
@@ -132,7 +132,7 @@ class StormPG(eqx.Module):
         inner, w_in = carried(agent, last.theta, last.inner, keep, keys.inner, self.m_in, self.clip_weight)
         adapted = optax.tree.add_scale(last.theta, self.alpha, inner.gradient)
         outer, w_out = carried(agent, adapted, last.outer, keep, keys.outer, self.m_out, self.clip_weight)
-        direction = outer.gradient if self.clip is None else shortened(outer.gradient, self.clip)
+        direction = outer.gradient if self.clip is None else clipped_to_length(outer.gradient, self.clip)
         weights = last.weights.with_more(jnp.concatenate([w_in, w_out]), self.clip_weight, last.begun)
         theta = optax.tree.add_scale(last.theta, self.beta, direction)
         return Going(theta, inner, outer, weights, jnp.ones_like(last.begun))

@@ -14,7 +14,7 @@ from perfedrl.experiments.files import check_file, write_atomically
 from perfedrl.studies.theory import analysis as say
 from perfedrl.studies.theory import tables as tables
 from perfedrl.theory import Given, residual, witness
-from perfedrl.theory.measure import MEASURED, ROUNDS
+from perfedrl.theory.realized_bounds import MEASURED_ROUNDS, ROUNDS
 
 WITNESS = "witness"
 
@@ -111,7 +111,7 @@ def show_measured(found: say.Findings) -> say.Measured | None:
         return None
     out.print(tables.realized(measured.realized))
     rounds, seed = min(found.config.rounds, ROUNDS), found.config.seeds[0]
-    note(f"along the first {rounds} rounds of seed {seed}, measured in {min(rounds, MEASURED)} of them")
+    note(f"along the first {rounds} rounds of seed {seed}, measured in {min(rounds, MEASURED_ROUNDS)} of them")
     smoothness = next(row.realized for row in measured.realized if row.symbol == "L_F")
     if smoothness:
         note(f"with the realized L_F the ceiling 1 / (6 L_F) on beta would be {1 / (6 * smoothness):.3g}; no guarantee")

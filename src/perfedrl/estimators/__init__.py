@@ -1,9 +1,9 @@
 """Estimators: trajectories in, gradients and curvature products out."""
 
 from perfedrl.estimators.baselines import BASELINES, Baseline
-from perfedrl.estimators.control import CONTROLS, Control
 from perfedrl.estimators.curvature import CURVATURES, UNBIASED, Curvature, FromBatch
-from perfedrl.estimators.gradient import log_probs, policy_gradient
+from perfedrl.estimators.curvature_control import CONTROLS, CurvatureControl
+from perfedrl.estimators.gradient import Credit, log_probs, policy_gradient, reward_to_go
 from perfedrl.estimators.meta import StepKeys, adapt, first_order_gradient, meta_gradient
 from perfedrl.estimators.objective import (
     BASELINE,
@@ -15,7 +15,6 @@ from perfedrl.estimators.objective import (
     Sampled,
     forms,
 )
-from perfedrl.estimators.returns import Credit, reward_to_go
 from perfedrl.types import Trajectory
 
 __all__ = [
@@ -27,9 +26,9 @@ __all__ = [
     "PAPER",
     "UNBIASED",
     "Baseline",
-    "Control",
     "Credit",
     "Curvature",
+    "CurvatureControl",
     "Forms",
     "FromBatch",
     "Objective",

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.errors import UserError
-from perfedrl.estimators.returns import largest_to_go
+from perfedrl.estimators.gradient import largest_to_go
 from perfedrl.registry import registry
 from perfedrl.types import Array, Params, Scalar, Trajectory
 

@@ -7,8 +7,9 @@ import jax
 import optax
 from jaxtyping import Key, PRNGKeyArray, PyTree
 
-from perfedrl.estimators.control import Control, Uncontrolled, times
+from perfedrl.estimators.curvature_control import CurvatureControl, Uncontrolled
 from perfedrl.estimators.objective import Objective
+from perfedrl.estimators.tree_math import scale_by
 from perfedrl.types import Array, Params, StepSize
 
 
@@ -23,7 +24,7 @@ class StepKeys(NamedTuple):
     outer: PRNGKeyArray
 
 
-class Way(NamedTuple):
+class AdaptationPath(NamedTuple):
     """An adaptation: where each of its steps began and which gradient it took, leading axis nu, and where it ended.
 
     That is all that is kept of it: one parameter vector and one gradient a step, and no trajectories.
@@ -42,15 +43,17 @@ def adapt(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m
     return theta if m == 0 else adaptation(agent, theta, alpha, key, m, steps).end
 
 
-def adaptation(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1) -> Way:
+def adaptation(
+    agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1
+) -> AdaptationPath:
     """Nu adaptation steps from m trajectories each."""
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, tuple[Params, Params]]:
         g = agent.gradient(theta, key, m)
-        return optax.tree.add(theta, times(alpha, g)), (theta, g)
+        return optax.tree.add(theta, scale_by(alpha, g)), (theta, g)
 
     end, (starts, gradients) = iterate(agent, step, theta, step_keys(key, steps))
-    return Way(starts, gradients, end)
+    return AdaptationPath(starts, gradients, end)
 
 
 def first_order_gradient(
@@ -67,12 +70,12 @@ def meta_gradient(
 
     After several steps it is the product of their Jacobians that g_out is multiplied with, each from its own batch.
     """
-    way = adaptation(agent, theta, alpha, keys.inner, m_in, steps)
-    g_out = agent.gradient(way.end, keys.outer, m_out)
-    return back(agent, way, alpha, g_out, keys.curvature, m_h, Uncontrolled(), ()).gradient
+    path = adaptation(agent, theta, alpha, keys.inner, m_in, steps)
+    g_out = agent.gradient(path.end, keys.outer, m_out)
+    return backpropagate_adaptation(agent, path, alpha, g_out, keys.curvature, m_h, Uncontrolled(), ()).gradient
 
 
-class Back(NamedTuple):
+class AdaptationGradients(NamedTuple):
     """A gradient at the end of an adaptation, taken back to its start: to the parameters, and to the step size.
 
     `step` is elementwise the derivative by each parameter's own step size; its sum is the one by a shared step size.
@@ -83,29 +86,29 @@ class Back(NamedTuple):
     state: PyTree
 
 
-def back(
+def backpropagate_adaptation(
     agent: Objective,
-    way: Way,
+    path: AdaptationPath,
     alpha: StepSize,
     g_out: Params,
     key: PRNGKeyArray,
     m_h: int,
-    control: Control,
+    control: CurvatureControl,
     state: PyTree,
-) -> Back:
+) -> AdaptationGradients:
     """(I + alpha H(theta_0)) ... (I + alpha H(theta_{nu-1})) g_out, matrix-free, with m_h trajectories a factor."""
-    steps = len(jax.tree.leaves(way.gradients)[0])
+    steps = len(jax.tree.leaves(path.gradients)[0])
     if m_h == 0:
-        return Back(g_out, jax.tree.map(lambda g, v: g.sum(axis=0) * v, way.gradients, g_out), state)
+        return AdaptationGradients(g_out, jax.tree.map(lambda g, v: g.sum(axis=0) * v, path.gradients, g_out), state)
 
     def factor(carry: tuple, at: tuple) -> tuple[tuple, Params]:
         (v, state), (start, g, key) = carry, at
         term, state = control(agent, start, alpha, v, key, m_h, state)
         return (optax.tree.add(v, term), state), jax.tree.map(lambda g, v: g * v, g, v)
 
-    last_first = jax.tree.map(lambda x: x[::-1], (way.starts, way.gradients, step_keys(key, steps)))
+    last_first = jax.tree.map(lambda x: x[::-1], (path.starts, path.gradients, step_keys(key, steps)))
     (gradient, state), by_step = iterate(agent, factor, (g_out, state), last_first)
-    return Back(gradient, jax.tree.map(lambda x: x.sum(axis=0), by_step), state)
+    return AdaptationGradients(gradient, jax.tree.map(lambda x: x.sum(axis=0), by_step), state)
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> Key[Array, " nu"]:

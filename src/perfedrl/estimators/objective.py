@@ -14,8 +14,7 @@ from perfedrl.envs.fleet import brings_examples
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import BASELINES, Baseline
 from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
-from perfedrl.estimators.gradient import policy_gradient, regularizer
-from perfedrl.estimators.returns import Credit, reward_to_go
+from perfedrl.estimators.gradient import Credit, policy_gradient, regularizer, reward_to_go
 from perfedrl.estimators.supervised import DataObjective
 from perfedrl.rollout import Sampler, outline, sampler
 from perfedrl.types import Array, Params, Scalar, Trajectory

@@ -12,7 +12,7 @@ from jaxtyping import Float, Key, PRNGKeyArray
 from perfedrl.errors import UserError
 from perfedrl.estimators.curvature import Curvature
 from perfedrl.estimators.curvature.differences import CentralDifferences
-from perfedrl.estimators.returns import reward_to_go
+from perfedrl.estimators.gradient import reward_to_go
 from perfedrl.rollout import Sampler, sampler
 from perfedrl.types import Array, Params
 

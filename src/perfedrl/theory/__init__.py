@@ -2,6 +2,7 @@
 
 from perfedrl.theory.bounds import (
     Bound,
+    Regime,
     bias,
     ceiling,
     certificate,
@@ -9,18 +10,18 @@ from perfedrl.theory.bounds import (
     dissimilarity,
     drift,
     one_step_progress,
+    regime,
     residual,
     second_moment,
     sharp_bias,
     small_adaptation,
 )
-from perfedrl.theory.estimate import Batches, Moments, moments
+from perfedrl.theory.estimate import Batches, EstimateMoments, moments
 from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
+from perfedrl.theory.fleet_problem import guarantee, problem
 from perfedrl.theory.local_step_trace import trace
-from perfedrl.theory.measure import realized
 from perfedrl.theory.plan import Condition, Plan, Problem, corollary_1
-from perfedrl.theory.problem import guarantee, problem
-from perfedrl.theory.regimes import Regime, regime
+from perfedrl.theory.realized_bounds import realized
 from perfedrl.theory.search import Given, cheapest
 from perfedrl.theory.worst_case import Constants, constants
 
@@ -29,9 +30,9 @@ __all__ = [
     "Bound",
     "Condition",
     "Constants",
+    "EstimateMoments",
     "FixedPoint",
     "Given",
-    "Moments",
     "Plan",
     "Problem",
     "Regime",

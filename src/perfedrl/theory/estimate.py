@@ -20,7 +20,13 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import PAPER, Sampled, StepKeys, first_order_gradient, meta_gradient
 from perfedrl.policies import TablePolicy
 from perfedrl.theory.bounds import Variant
-from perfedrl.theory.trajectory_enumeration import Listing, PerTrajectory, batches, listing, per_trajectory
+from perfedrl.theory.trajectory_enumeration import (
+    PerTrajectory,
+    PossibleTrajectories,
+    batches,
+    per_trajectory,
+    possible_trajectories,
+)
 from perfedrl.types import Array, Params, Scalar
 
 REPLICATES = 1024
@@ -30,7 +36,7 @@ MOST_NUMBERS = 20_000_000
 """That an array of the listed form may hold."""
 
 
-class Moments(NamedTuple):
+class EstimateMoments(NamedTuple):
     """What Lemma 3 and Prop. 1 bound, at one point: |E estimate - grad F_i| and E |estimate - grad F_i|^2.
 
     `variance` is that of one trajectory's policy gradient. `listed` says whether all are finite sums over everything
@@ -40,7 +46,7 @@ class Moments(NamedTuple):
     bias: float
     second_moment: float
     variance: float
-    listed: bool
+    enumerated: bool
 
 
 class Batches(NamedTuple):
@@ -53,28 +59,30 @@ class Batches(NamedTuple):
 
 def moments(
     mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
-) -> Moments:
+) -> EstimateMoments:
     """The estimate's moments at theta, listed where that is possible and sampled elsewhere."""
     try:
-        return listed(mdp, policy, theta, alpha, sizes, variant)
+        return enumerated(mdp, policy, theta, alpha, sizes, variant)
     except UserError:
         return sampled(mdp, policy, theta, alpha, sizes, variant)
 
 
-def listed(
+def enumerated(
     mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
-) -> Moments:
+) -> EstimateMoments:
     """The moments as finite sums; refused where there are too many trajectories or batches."""
-    at = small_listing(mdp, theta)
+    at = possible_trajectories_in_memory(mdp, theta)
     counts, coefficients = batches(len(at.states), sizes.m_in)
     target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
-    mean, square, variance = _listed(policy, at, theta, alpha, counts, coefficients, target, *sizes, variant == "exact")
-    return Moments(float(np.linalg.norm(mean - target)), float(square), float(variance), listed=True)
+    mean, square, variance = _enumerated(
+        policy, at, theta, alpha, counts, coefficients, target, *sizes, variant == "exact"
+    )
+    return EstimateMoments(float(np.linalg.norm(mean - target)), float(square), float(variance), enumerated=True)
 
 
 @exact.float64
 @partial(jit, static_argnums=(10,))
-def _listed(policy, at, theta, alpha, counts, coefficients, target, m_in, m_h, m_out, curvature):
+def _enumerated(policy, at, theta, alpha, counts, coefficients, target, m_in, m_h, m_out, curvature):
     here = per_trajectory(policy, at, theta)
     points, weights = inner_points(here, theta, alpha, counts, coefficients, m_in)
     d = len(target)
@@ -98,20 +106,20 @@ def inner_points(here: PerTrajectory, theta, alpha, counts, coefficients, m_in):
     return flat + alpha * (counts @ here.g) / m_in, weights
 
 
-def small_listing(mdp: TabularMDP, theta: Params) -> Listing:
+def possible_trajectories_in_memory(mdp: TabularMDP, theta: Params) -> PossibleTrajectories:
     """The listing of an MDP, refused where what is computed for each trajectory would not fit into memory."""
-    at, d = listing(mdp), sum(np.size(x) for x in jax.tree.leaves(theta))
+    at, d = possible_trajectories(mdp), sum(np.size(x) for x in jax.tree.leaves(theta))
     if max(at.states.size, mdp.states * mdp.actions) * d**2 > MOST_NUMBERS:
         raise UserError(f"{len(at.states)} trajectories of a policy with {d} parameters are too many to list")
     return at
 
 
-def together(at: Listing, d: int) -> int:
+def together(at: PossibleTrajectories, d: int) -> int:
     """How many inner batches are worked on at a time."""
     return max(1, min(4096, MOST_NUMBERS // (at.states.size * d)))
 
 
-def outer_moments(policy, at: Listing, theta, points, m_out, quadratic):
+def outer_moments(policy, at: PossibleTrajectories, theta, points, m_out, quadratic):
     """E g_out and E g_out^T Q g_out given the adapted parameters, for every one of them."""
     _, unravel = ravel_pytree(theta)
 
@@ -133,14 +141,14 @@ def sampled(
     variant: Variant = "exact",
     replicates: int = REPLICATES,
     seed: int = 0,
-) -> Moments:
+) -> EstimateMoments:
     """The moments from sampled batches: unbiased but for the norm of the bias, whose noise is that of a remainder.
 
     The bias needs inner batches only, since the rest factors out; from each the part that is linear in the inner
     gradient's error, whose mean is zero, is taken off (Prop. 1), so that what is averaged is of the bias's own order.
     """
     bias, square, variance = _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates)
-    return Moments(float(bias), float(square), float(variance), listed=False)
+    return EstimateMoments(float(bias), float(square), float(variance), enumerated=False)
 
 
 @exact.float64
@@ -188,7 +196,7 @@ def shared_mean(
     Shared with the inner batch it gains alpha Cov(H-hat, g_out). Shared with the outer one it gains that too, and its
     trajectories are those of another policy.
     """
-    at = small_listing(mdp, theta)
+    at = possible_trajectories_in_memory(mdp, theta)
     counts, coefficients = batches(len(at.states), m)
     return _shared(policy, at, theta, alpha, counts, coefficients, m, shared)
 

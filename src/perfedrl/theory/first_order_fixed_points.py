@@ -18,7 +18,7 @@ from perfedrl import exact
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
-from perfedrl.theory.problem import first_parameters, is_tabular
+from perfedrl.theory.fleet_problem import first_parameters, is_tabular
 
 ZERO = 1e-11
 """|D| at a fixed point, relative to what gradients can be: zero but for rounding."""
@@ -39,7 +39,7 @@ changes by more than LEAP in one step, that is another point."""
 
 
 @dataclass(frozen=True)
-class Limit:
+class LimitPoint:
     """What a fixed point tends to as alpha -> 0: a stationary point of f, and |grad F| / alpha there."""
 
     theta: Float[np.ndarray, " d"]
@@ -67,7 +67,7 @@ class FixedPoint:
     """The agents' Hessians at theta."""
     shares: Float[np.ndarray, "n d"]
     """(alpha / n) H_i v_i; their sum is the meta-gradient."""
-    limit: Limit | None
+    limit: LimitPoint | None
     """None where the point cannot be followed to alpha = 0."""
 
     @property
@@ -89,7 +89,7 @@ def fixed_points(fleet: Fleet, policy: Any, alpha: float, starts: int = STARTS, 
         raise UserError("fixed points need agents with finitely many states (a fleet of TabularMDP)")
     if not 0 < alpha < float("inf"):
         raise UserError(f"alpha must be a finite number > 0; it is {alpha}")
-    dynamics = Dynamics(fleet.train, policy)
+    dynamics = FirstOrderDynamics(fleet.train, policy)
     found: list[np.ndarray] = []
     for theta in dynamics.zeros(alpha, starts, seed):
         if not any(dynamics.same(theta, other) for other in found):
@@ -98,7 +98,7 @@ def fixed_points(fleet: Fleet, policy: Any, alpha: float, starts: int = STARTS, 
     return sorted(points, key=lambda point: -point.residual)
 
 
-class Dynamics:
+class FirstOrderDynamics:
     """D and its derivative as functions of a vector, for one fleet."""
 
     def __init__(self, mdps: TabularMDP, policy: Any):
@@ -170,7 +170,7 @@ class Dynamics:
         attracting = bool(slopes.max() <= flat and slopes.min() < -flat)
         return FixedPoint(x, direction, attracting, v, H, shares, self.limit(x, alpha))
 
-    def limit(self, x: np.ndarray, alpha: float) -> Limit | None:
+    def limit(self, x: np.ndarray, alpha: float) -> LimitPoint | None:
         """Follow a fixed point to alpha = 0, step by step."""
         for share in [*SHRINK ** np.arange(1, np.log(SMALLEST) / np.log(SHRINK)), 0.0]:
             solved = self.solve(x, alpha * share)
@@ -179,7 +179,7 @@ class Dynamics:
             x = solved
         v, H = self._call(_adapted, x, 0.0)
         shares = np.einsum("nde,ne->nd", H, v) / len(v)
-        return Limit(x, float(np.linalg.norm(shares.sum(axis=0))), v, H, shares)
+        return LimitPoint(x, float(np.linalg.norm(shares.sum(axis=0))), v, H, shares)
 
     def _call(self, f, x: np.ndarray, alpha: float):
         return f(self.policy, self.mdps, self.shape, np.asarray(x, np.float64), float(alpha))

@@ -17,13 +17,13 @@ from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.exact.tabular import Exact
 from perfedrl.simulation.compiled import FleetState, agent_keys, fleet_round
-from perfedrl.theory.problem import first_parameters
+from perfedrl.theory.fleet_problem import first_parameters
 from perfedrl.types import Params
 
-MOST_ROUNDS, STILL = 20_000, 1e-13
+MOST_ROUNDS, CONVERGED = 20_000, 1e-13
 
 
-class Rest(NamedTuple):
+class NoiselessLimit(NamedTuple):
     """Shared parameters at which rounds move nothing any more, or those after the last round."""
 
     theta: Params
@@ -41,7 +41,9 @@ class Rest(NamedTuple):
         return float(np.linalg.norm(self.gradient))
 
 
-def rest(fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUNDS, still: float = STILL) -> Rest:
+def noiseless_limit(
+    fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUNDS, still: float = CONVERGED
+) -> NoiselessLimit:
     """Repeat noiseless rounds from the policy's start, two at a time, until they move less than `still`."""
     with jax.enable_x64(True):
         server, client = algorithm.init(jax.tree.map(lambda x: jnp.asarray(x, float), first_parameters(policy, 0)))
@@ -50,7 +52,7 @@ def rest(fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUND
         theta = algorithm.shared(state.server.message)
         values, gradients = jax.vmap(lambda task: _value_and_gradient(Exact(policy)(task), theta))(fleet.train)
         theta, gradient = jax.tree.map(np.asarray, (theta, jnp.mean(gradients, axis=0)))
-        return Rest(theta, int(rounds), float(moved), gradient, float(jnp.mean(values)))
+        return NoiselessLimit(theta, int(rounds), float(moved), gradient, float(jnp.mean(values)))
 
 
 def _value_and_gradient(objective: Any, theta: Params) -> tuple[Any, Any]:

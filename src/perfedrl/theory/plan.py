@@ -6,7 +6,7 @@ from typing import Literal
 
 from perfedrl.errors import UserError
 from perfedrl.theory import bounds
-from perfedrl.theory.bounds import Bound, Variant
+from perfedrl.theory.bounds import Bound, Variant, accuracy
 from perfedrl.theory.worst_case import Constants
 
 Bias = Literal["crude", "sharp", "best"]
@@ -189,10 +189,3 @@ def rounds(problem: Problem, epsilon: float, progress: float) -> float:
 
 def whole_rounds(problem: Problem, epsilon: float, progress: float) -> int:
     return max(1, ceil(rounds(problem, epsilon, progress) * (1 - ROUNDING)))
-
-
-def accuracy(epsilon: float) -> float:
-    """Epsilon as a plain number, refused where it is no accuracy."""
-    if not 0 < epsilon < inf:
-        raise UserError(f"epsilon, the accuracy to plan for, must be a finite number > 0; it is {epsilon}")
-    return float(epsilon)

@@ -14,13 +14,13 @@ from scipy.optimize import minimize_scalar
 
 from perfedrl.errors import UserError
 from perfedrl.theory import bounds
+from perfedrl.theory.bounds import accuracy
 from perfedrl.theory.plan import (
     ROUNDING,
     SLACK,
     Bias,
     Plan,
     Problem,
-    accuracy,
     inner_batch,
     noise_limit,
     reach,

@@ -21,7 +21,7 @@ PADDED = 1024
 """Lists of batches are padded to multiples of this with impossible ones, so that few programs serve all sizes."""
 
 
-class Listing(NamedTuple):
+class PossibleTrajectories(NamedTuple):
     """The possible trajectories of an MDP: N sequences of T = H + 1 decisions.
 
     `dynamics` is the part of their probability that is not the policy's, `reward_to_go` the R^h of eq. (2).
@@ -33,7 +33,7 @@ class Listing(NamedTuple):
     reward_to_go: Float[np.ndarray, "N T"]
 
 
-def listing(mdp: TabularMDP, most: int = MOST_TRAJECTORIES) -> Listing:
+def possible_trajectories(mdp: TabularMDP, most: int = MOST_TRAJECTORIES) -> PossibleTrajectories:
     """All trajectories that some policy can produce; refused where there are more than `most`."""
     P, r = mdp.P, np.asarray(mdp.r)
     states, actions = np.flatnonzero(np.asarray(mdp.mu))[:, None], np.empty((0, 0), int)
@@ -51,7 +51,7 @@ def listing(mdp: TabularMDP, most: int = MOST_TRAJECTORIES) -> Listing:
         dynamics = dynamics[before] * P[states[before, t], actions[before, t], after]
         states, actions = np.column_stack([states[before], after]), actions[before]
     discounted = r[states, actions] * mdp.discount ** np.arange(mdp.horizon + 1)
-    return Listing(states, actions, dynamics, discounted[:, ::-1].cumsum(axis=1)[:, ::-1])
+    return PossibleTrajectories(states, actions, dynamics, discounted[:, ::-1].cumsum(axis=1)[:, ::-1])
 
 
 class PerTrajectory(NamedTuple):
@@ -62,7 +62,9 @@ class PerTrajectory(NamedTuple):
     u: Float[Array, "N d d"]
 
 
-def per_trajectory(policy: TablePolicy, at: Listing, theta: Params, curvature: bool = True) -> PerTrajectory:
+def per_trajectory(
+    policy: TablePolicy, at: PossibleTrajectories, theta: Params, curvature: bool = True
+) -> PerTrajectory:
     """The law, the policy gradient and the Hessian term of every trajectory. Traceable."""
     flat, unravel = ravel_pytree(theta)
     table = lambda x: jnp.log(policy.probabilities(unravel(x)))  # noqa: E731

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import features, others_fit
 from perfedrl.estimators.curvature.surrogates import box, second_derivative
-from perfedrl.estimators.gradient import log_probs
-from perfedrl.estimators.returns import Credit
+from perfedrl.estimators.gradient import Credit, log_probs
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 

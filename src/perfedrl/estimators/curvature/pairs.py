@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float
 
-from perfedrl.estimators.gradient import log_probs
-from perfedrl.estimators.returns import Credit
+from perfedrl.estimators.gradient import Credit, log_probs
 from perfedrl.types import Array, Params, Trajectory
 
 Pairing = Callable[[Float[Array, "m T"]], Float[Array, "m T"]]

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from perfedrl.estimators.gradient import log_probs
-from perfedrl.estimators.returns import Credit
+from perfedrl.estimators.gradient import Credit, log_probs
 from perfedrl.types import Array, Params, Trajectory
 
 

@@ -20,7 +20,7 @@ from perfedrl.rollout import check_episodes
 from perfedrl.studies.estimators.candidates import CURVATURE, Estimator, candidates
 from perfedrl.studies.estimators.moments import Error, Measured, Moments, error, moments, ratio
 from perfedrl.studies.estimators.points import CHUNK, REFERENCE, STAGES, Point, Where, flat, visit
-from perfedrl.theory.problem import is_tabular
+from perfedrl.theory.fleet_problem import is_tabular
 from perfedrl.types import Array, Params, Progress, Trajectory, Whole
 
 REPLICATES, AGENTS, TRAJECTORIES = 300, 2, 10

@@ -13,13 +13,13 @@ from jaxtyping import Float, Key, PRNGKeyArray, PyTree
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, log_probs, policy_gradient
-from perfedrl.estimators.control import times
 from perfedrl.estimators.objective import credit
+from perfedrl.estimators.tree_math import scale_by
 from perfedrl.exact.tabular import ExactObjective, float64
 from perfedrl.experiments.config import Config
 from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.estimators.candidates import CURVATURE, GRADIENT
-from perfedrl.theory.problem import is_tabular
+from perfedrl.theory.fleet_problem import is_tabular
 from perfedrl.types import Array, Params, Progress, Trajectory
 
 STAGES = ("start", "middle", "end")
@@ -125,7 +125,7 @@ def exactly(policy: Any, task: Any, theta: Params, alpha: Any) -> tuple[Params, 
     """The direction of the outer gradient, and the truth, by dynamic programming."""
     agent = ExactObjective(task, policy)
     g = agent.gradient(theta)
-    v = unit(agent.gradient(optax.tree.add(theta, times(alpha, g))))
+    v = unit(agent.gradient(optax.tree.add(theta, scale_by(alpha, g))))
     return v, {GRADIENT: flat(g)[None], CURVATURE: flat(agent.curvature(theta, v))[None]}
 
 
@@ -136,7 +136,7 @@ def from_many(
     agent = Sampled(policy, "causal", "ridge")(task)
     inner, outer, reference = jax.random.split(key, 3)
     g = mean_gradient(agent, theta, jax.random.split(inner, DIRECTION_CHUNKS))
-    v = unit(mean_gradient(agent, optax.tree.add(theta, times(alpha, g)), jax.random.split(outer, DIRECTION_CHUNKS)))
+    v = unit(mean_gradient(agent, optax.tree.add(theta, scale_by(alpha, g)), jax.random.split(outer, DIRECTION_CHUNKS)))
 
     def part(key: PRNGKeyArray) -> dict[str, Array]:
         batch = agent.sampler.sample(theta, key, CHUNK)

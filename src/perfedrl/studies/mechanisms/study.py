@@ -20,7 +20,7 @@ from perfedrl.studies.measurement_cache import Arrays, Measurement
 from perfedrl.studies.mechanisms import shared_policy
 from perfedrl.studies.mechanisms.client_sampling import MODES, as_published, sampling
 from perfedrl.studies.mechanisms.shared_policy import ENTROPY, SHARES, plateau
-from perfedrl.theory.noiseless_limits import STILL, rest
+from perfedrl.theory.noiseless_limits import CONVERGED, noiseless_limit
 from perfedrl.theory.witness import attracting_witness
 
 Evidence = Mapping[str, Arrays]
@@ -61,14 +61,14 @@ def rests(local_steps: Sequence[int], alpha: float, beta: float) -> dict[str, Re
     fleet, policy = attracting_witness()
     found = {}
     for name, kind in (("fedavg-pg", FedAvgPG), ("fast-fedpg", FastFedPG)):
-        made = [rest(fleet, policy, kind(alpha, beta, local_steps=tau)) for tau in local_steps]
+        made = [noiseless_limit(fleet, policy, kind(alpha, beta, local_steps=tau)) for tau in local_steps]
         found[name] = Rests(*(np.asarray([getattr(r, what) for r in made]) for what in ("bias", "value", "moved")))
     return found
 
 
 def rested(arrays: Arrays, name: str) -> np.ndarray:
     """Where a method came to rest, instead of going back and forth."""
-    return arrays[f"{name}.moved"] <= STILL
+    return arrays[f"{name}.moved"] <= CONVERGED
 
 
 def rate(errors: Float[np.ndarray, " R"]) -> float:

@@ -11,9 +11,9 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.theory import Bound, Given, Plan, Problem, Regime
 from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
-from perfedrl.theory.measure import ROUNDS, Row, realized
+from perfedrl.theory.fleet_problem import Settings, first_parameters, guarantee, is_tabular, problem, settings
 from perfedrl.theory.plan import Bias
-from perfedrl.theory.problem import Settings, first_parameters, guarantee, is_tabular, problem, settings
+from perfedrl.theory.realized_bounds import ROUNDS, RealizedBound, realized
 from perfedrl.types import Progress
 
 MOST_PARAMETERS = 300
@@ -107,7 +107,7 @@ def start(config: Config) -> int:
 class Measured:
     """What a tabular fleet realizes along a run, and where its first-order dynamics stops."""
 
-    realized: list[Row]
+    realized: list[RealizedBound]
     fixed_points: list[FixedPoint] | None
     """None where they were not searched: without adaptation, or with many parameters."""
 

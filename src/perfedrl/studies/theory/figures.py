@@ -7,7 +7,7 @@ import numpy as np
 from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Pair, Pairs, Plot, Series
 from perfedrl.studies.theory.study import ACCURACY, SEEDS, SLOPE_FROM, Curve, Study
 from perfedrl.theory.estimate import Batches
-from perfedrl.theory.measure import Row
+from perfedrl.theory.realized_bounds import RealizedBound
 
 BATCH_LABELS = {"m_in": ("inner batch", BLUE), "m_h": ("curvature batch", ORANGE), "m_out": ("outer batch", GREEN)}
 
@@ -28,7 +28,7 @@ def figures(study: Study) -> list[Plot]:
     ]
 
 
-def pairs(name: str, title: str, rows: Sequence[Row]) -> Pairs:
+def pairs(name: str, title: str, rows: Sequence[RealizedBound]) -> Pairs:
     """Bounds beside realized values."""
     shown = tuple(Pair(f"{row.what}  [{row.where}]", row.bound, row.realized) for row in rows if row.realized > 0)
     return Pairs(name, title, "value (each in its own unit)", shown)

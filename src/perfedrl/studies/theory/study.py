@@ -14,10 +14,10 @@ from perfedrl.experiments.stats import Interval
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.studies.base import Claim, Experiment, everywhere, single
 from perfedrl.studies.paper_tabular.study import tabular
-from perfedrl.theory.estimate import Batches, listed, shared_mean
+from perfedrl.theory.estimate import Batches, enumerated, shared_mean
+from perfedrl.theory.fleet_problem import first_parameters, guarantee, problem, settings
 from perfedrl.theory.local_step_trace import trace
-from perfedrl.theory.measure import Row, drifts, realized, squared_meta_gradients
-from perfedrl.theory.problem import first_parameters, guarantee, problem, settings
+from perfedrl.theory.realized_bounds import RealizedBound, drifts, realized, squared_meta_gradients
 from perfedrl.theory.witness import ALPHAS, Agreement, agreements, attracting_witness, continued, paper_witness
 from perfedrl.types import Progress
 
@@ -62,7 +62,7 @@ class Study(NamedTuple):
     rounds: dict[str, Curve]
     trajectories: dict[str, Curve]
     local_steps: Curve
-    realized: list[Row]
+    realized: list[RealizedBound]
     witness: list[Agreement]
 
 
@@ -85,7 +85,7 @@ def measure_bias() -> dict:
     (mdp, policy, theta), alpha = bandit(), ALPHA
     c = th.constants(mdp, policy, alpha)
     target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
-    variance = listed(mdp, policy, theta, alpha, Batches(1, 1, 1)).variance
+    variance = enumerated(mdp, policy, theta, alpha, Batches(1, 1, 1)).variance
     means = {s: [shared_mean(mdp, policy, theta, alpha, m, s) for m in SIZES] for s in SHARED}
     curves: dict[str, Curve] = {
         s: Curve(np.asarray(SIZES), np.linalg.norm(np.asarray(mean) - target, axis=1)) for s, mean in means.items()
@@ -103,7 +103,7 @@ def measure_second_moment() -> dict:
     for name in Batches._fields:
         sizes = [Batches(OTHERS, OTHERS, OTHERS)._replace(**{name: m}) for m in SIZES]
         curves[name] = Curve(
-            np.asarray(SIZES), np.asarray([listed(mdp, policy, theta, alpha, s).second_moment for s in sizes])
+            np.asarray(SIZES), np.asarray([enumerated(mdp, policy, theta, alpha, s).second_moment for s in sizes])
         )
         curves[f"{name}, bound"] = Curve(np.asarray(SIZES), np.asarray([th.second_moment(c, *s) for s in sizes]))
     return {"second_moment": curves}

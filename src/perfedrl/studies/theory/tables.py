@@ -12,7 +12,7 @@ from perfedrl import theory
 from perfedrl.studies.theory.analysis import Findings, Measured
 from perfedrl.theory import Constants, Plan
 from perfedrl.theory.first_order_fixed_points import FixedPoint
-from perfedrl.theory.measure import Row
+from perfedrl.theory.realized_bounds import RealizedBound
 from perfedrl.theory.witness import DIGITS, Agreement
 
 MEANINGS = {
@@ -129,7 +129,7 @@ def smaller(found: Findings) -> Table:
     return table
 
 
-def realized(rows: Sequence[Row]) -> Table:
+def realized(rows: Sequence[RealizedBound]) -> Table:
     """Bounds beside realized values."""
     header = "largest along a run", right("bound"), right("realized"), right("times looser"), "from"
     table = Table(*header, title="bounds and what the fleet realizes")

@@ -14,17 +14,17 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.tabular import unstack
 from perfedrl.errors import UserError
 from perfedrl.theory import bounds
-from perfedrl.theory.estimate import Batches, Moments, moments
+from perfedrl.theory.estimate import Batches, EstimateMoments, moments
+from perfedrl.theory.fleet_problem import guarantee, is_tabular, settings
 from perfedrl.theory.local_step_trace import Trace, trace
 from perfedrl.theory.plan import Problem
-from perfedrl.theory.problem import guarantee, is_tabular, settings
 from perfedrl.types import Params, Progress
 
-ROUNDS, MEASURED, CURVED, SAMPLED = 40, 12, 4, 3
+ROUNDS, MEASURED_ROUNDS, HESSIAN_ROUNDS, SAMPLED_ROUNDS = 40, 12, 4, 3
 """The rounds that are run, and of them, evenly spaced, those measured; of those, for Hessians of F; for sampling."""
 
 
-class Row(NamedTuple):
+class RealizedBound(NamedTuple):
     """A bound of the paper beside the largest value of what it bounds along a run."""
 
     what: str
@@ -48,30 +48,32 @@ def realized(
     seed: int = 0,
     start: int = 0,
     progress: Progress = lambda _: None,
-) -> list[Row]:
+) -> list[RealizedBound]:
     """Every bound beside its realized value, largest over the parameters that a run visits and over agents."""
     if not is_tabular(fleet, policy):
         raise UserError("realized constants need agents with finitely many states (a fleet of TabularMDP)")
     progress("running")
     run = trace(fleet, policy, algorithm, rounds, seed, start)
-    measured = evenly(rounds, MEASURED)
+    measured = evenly(rounds, MEASURED_ROUNDS)
     progress("gradients and Hessians")
     rows = regularity_rows(problem, fleet, policy, run, measured)
     progress("batches")
     said = settings(algorithm)
     sizes = Batches(max(said.m_in, 1), max(said.m_h, 1), said.m_out)
-    points = [jax.tree.map(lambda x, k=k: x[k], run.server) for k in evenly(rounds, SAMPLED)]
+    points = [jax.tree.map(lambda x, k=k: x[k], run.server) for k in evenly(rounds, SAMPLED_ROUNDS)]
     at = [
         moments(mdp, policy, theta, said.alpha, sizes, said.variant) for theta in points for mdp in unstack(fleet.train)
     ]
     return [*rows, *estimator_rows(problem, said, at), *run_rows(problem, fleet, policy, said, run)]
 
 
-def regularity_rows(problem: Problem, fleet: Fleet, policy: Any, run: Trace, measured: np.ndarray) -> list[Row]:
+def regularity_rows(
+    problem: Problem, fleet: Fleet, policy: Any, run: Trace, measured: np.ndarray
+) -> list[RealizedBound]:
     """Lemmas 1 and 2, Remark 1 and Prop. 3."""
     c, far = problem.constants, bounds.small_adaptation(problem.constants)
     visited = jax.tree.map(lambda x: x[measured].reshape(-1, *x.shape[2:]), run.params)
-    curved = jax.tree.map(lambda x: x[evenly(run.rounds, CURVED), -1], run.params)
+    curved = jax.tree.map(lambda x: x[evenly(run.rounds, HESSIAN_ROUNDS), -1], run.params)
     server = jax.tree.map(lambda x: x[measured], run.server)
     J, gradient, hessian, change, F, meta = _visited(policy, fleet.train, visited, c.alpha)
     (meta_hessian,) = _curved(policy, fleet.train, curved, c.alpha)
@@ -90,38 +92,42 @@ def regularity_rows(problem: Problem, fleet: Fleet, policy: Any, run: Trace, mea
             ("distance |∇F − ∇f|", "2αL_J G_J", "Prop. 3", far.gradient, gradient_gap),
             ("distance |F − f|", "αG_J²", "Prop. 3", far.value, value_gap),
         ]
-    return [Row(*row[:3], float(row[3]), float(row[4])) for row in shown]
+    return [RealizedBound(*row[:3], float(row[3]), float(row[4])) for row in shown]
 
 
-def estimator_rows(problem: Problem, said: Any, at: list[Moments]) -> list[Row]:
+def estimator_rows(problem: Problem, said: Any, at: list[EstimateMoments]) -> list[RealizedBound]:
     """Lemma 3 and Prop. 1 (at the realized variance), or Corollary 2 for the first-order variant."""
     c = problem.constants
-    how = "" if all(x.listed for x in at) else ", sampled"
+    how = "" if all(x.enumerated for x in at) else ", sampled"
     variance, bias, second = (max(getattr(x, name) for x in at) for name in ("variance", "bias", "second_moment"))
     names = ("Lemma 3(ii)", "Lemma 3(iii)") if said.variant == "exact" else ("Corollary 2", "Corollary 2")
     second_bound = problem.second_moment(said.m_in, said.m_h, said.m_out)
-    rows = [Row(f"variance of one gradient{how}", "G_J²", "Prop. 1", c.G_J**2, variance)]
+    rows = [RealizedBound(f"variance of one gradient{how}", "G_J²", "Prop. 1", c.G_J**2, variance)]
     if c.alpha:
         sharp = bounds.sharp_bias(c, said.m_in, said.variant, variance)
         rows += [
-            Row(f"bias{how}", "b̂", names[0], problem.bias(said.m_in, "crude"), bias),
-            Row(f"bias, sharp bound{how}", "b̂*", "Prop. 1, own var.", sharp, bias),
+            RealizedBound(f"bias{how}", "b̂", names[0], problem.bias(said.m_in, "crude"), bias),
+            RealizedBound(f"bias, sharp bound{how}", "b̂*", "Prop. 1, own var.", sharp, bias),
         ]
-    return [*rows, Row(f"mean squared error{how}", "σ̂²", names[1], second_bound, second)]
+    return [*rows, RealizedBound(f"mean squared error{how}", "σ̂²", names[1], second_bound, second)]
 
 
-def run_rows(problem: Problem, fleet: Fleet, policy: Any, said: Any, run: Trace) -> list[Row]:
+def run_rows(problem: Problem, fleet: Fleet, policy: Any, said: Any, run: Trace) -> list[RealizedBound]:
     """Lemma 4 and, where its condition on beta holds, Theorem 1."""
     c, tau = problem.constants, said.tau
     from_start, apart = drifts(run)
     rows = [
-        Row("distance moved in a round", "βτG_F", "Lemma 4(i)", bounds.drift(c, said.beta, tau), from_start[-1]),
-        Row("squared client drift", "(βτG_F)²", "Lemma 4(ii)", bounds.drift(c, said.beta, tau) ** 2, apart[-1]),
+        RealizedBound(
+            "distance moved in a round", "βτG_F", "Lemma 4(i)", bounds.drift(c, said.beta, tau), from_start[-1]
+        ),
+        RealizedBound(
+            "squared client drift", "(βτG_F)²", "Lemma 4(ii)", bounds.drift(c, said.beta, tau) ** 2, apart[-1]
+        ),
     ]
     if said.beta <= bounds.ceiling(c):
         squares = squared_meta_gradients(fleet, policy, run, c.alpha)
         bound = guarantee(problem, said, run.rounds).total
-        rows.append(Row("mean squared meta-gradient", "Theorem 1", "eq. (8)", bound, float(squares.mean())))
+        rows.append(RealizedBound("mean squared meta-gradient", "Theorem 1", "eq. (8)", bound, float(squares.mean())))
     return rows
 
 

@@ -11,9 +11,9 @@ import perfedrl as pf
 from perfedrl import exact, theory
 from perfedrl.envs.bandits import bandits
 from perfedrl.estimators import PAPER
+from perfedrl.theory.fleet_problem import problem
 from perfedrl.theory.local_step_trace import Trace, trace
-from perfedrl.theory.measure import drifts, evenly, realized
-from perfedrl.theory.problem import problem
+from perfedrl.theory.realized_bounds import drifts, evenly, realized
 
 GRID = pf.gridworld(width=3, horizon=4)
 

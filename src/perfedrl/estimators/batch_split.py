@@ -7,19 +7,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from perfedrl.estimators.control import LIMIT, MEMORY, dot, limited, ratio, term
-from perfedrl.estimators.meta import StepKeys, Way, adaptation
+from perfedrl.estimators.curvature_control import LIMIT, RUNNING_MEAN_DECAY, curvature_term, limited_term
+from perfedrl.estimators.meta import AdaptationPath, StepKeys, adaptation
 from perfedrl.estimators.objective import Objective
+from perfedrl.estimators.tree_math import dot, ratio
 from perfedrl.types import Array, Params, StepSize
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
 """What a curvature batch may take of the budget, but never less than what keeps watching."""
 
-LEAST = 4
+SMALLEST_BATCH = 4
 """Trajectories of a batch, so that each half has two and a baseline something to compare."""
 
 
-class Moments(NamedTuple):
+class BatchSplitMoments(NamedTuple):
     """What an agent knows, as running means: the variance of one trajectory's outer gradient and of its curvature term,
     and the squared length of that term's mean, all estimated without bias; and the weight of what was seen so far.
     """
@@ -30,37 +31,37 @@ class Moments(NamedTuple):
     seen: Float[Array, ""]
 
 
-def unknown() -> Moments:
+def initial_moments() -> BatchSplitMoments:
     """Nothing seen yet."""
-    return Moments(*[jnp.zeros(())] * 4)
+    return BatchSplitMoments(*[jnp.zeros(())] * 4)
 
 
-def menu(budget: int) -> list[int]:
+def candidate_sizes(budget: int) -> list[int]:
     """The curvature batches to choose from; the outer batch gets the rest."""
-    return sorted({min(max(LEAST, round(share * budget)), budget - LEAST) for share in SHARES})
+    return sorted({min(max(SMALLEST_BATCH, round(share * budget)), budget - SMALLEST_BATCH) for share in SHARES})
 
 
-def error(known: Moments, m_h: Array, m_out: Array) -> Array:
+def predicted_error(known: BatchSplitMoments, m_h: Array, m_out: Array) -> Array:
     """The mean squared error of outer gradient plus optimally shrunk curvature term, by the batches' sizes."""
     noise = known.curvature / m_h
     signal = jnp.maximum(known.signal, 0)
     return known.outer / m_out + ratio(signal * noise, signal + noise)
 
 
-def choose(known: Moments, budget: int) -> Int[Array, ""]:
-    """Which entry of the menu promises the least error; the middle one as long as nothing is known."""
-    sizes = jnp.asarray(menu(budget))
-    best = jnp.argmin(error(known, sizes, budget - sizes))
+def choose_candidate(known: BatchSplitMoments, budget: int) -> Int[Array, ""]:
+    """Which candidate promises the least error; the middle one as long as nothing is known."""
+    sizes = jnp.asarray(candidate_sizes(budget))
+    best = jnp.argmin(predicted_error(known, sizes, budget - sizes))
     return jnp.where(known.seen > 0, best, len(sizes) // 2)
 
 
-class Split(NamedTuple):
+class SplitGradient(NamedTuple):
     """A meta-gradient, the adaptation it belongs to, its outer gradient, and what is known after it."""
 
     gradient: Params
-    way: Way
+    path: AdaptationPath
     outer: Params
-    known: Moments
+    known: BatchSplitMoments
 
 
 def split_gradient(
@@ -70,35 +71,37 @@ def split_gradient(
     keys: StepKeys,
     m_in: int,
     budget: int,
-    known: Moments,
+    known: BatchSplitMoments,
     limit: float = LIMIT,
-) -> Split:
+) -> SplitGradient:
     """(I + alpha s H-hat) g_out with the budget split where it helps most and s the optimal shrinkage.
 
     Outer and curvature batches are drawn in halves, whose difference shows their noise. The term is limited too.
     """
-    way = adaptation(agent, theta, alpha, keys.inner, m_in)
+    path = adaptation(agent, theta, alpha, keys.inner, m_in)
 
-    def with_batch(m_h: int) -> tuple[Params, Params, Moments]:
+    def with_batch(m_h: int) -> tuple[Params, Params, BatchSplitMoments]:
         m_out = budget - m_h
-        g, noise_g, _ = halves(lambda key, m: agent.gradient(way.end, key, m), keys.outer, m_out)
-        c, noise_c, signal = halves(lambda key, m: term(agent, theta, alpha, g, key, m), keys.curvature, m_h)
-        now = Moments(noise_g, noise_c, signal, jnp.ones(()))
-        now = jax.tree.map(lambda old, new: MEMORY * old + (1 - MEMORY) * new, known, now)
+        g, noise_g, _ = estimate_from_halves(lambda key, m: agent.gradient(path.end, key, m), keys.outer, m_out)
+        c, noise_c, signal = estimate_from_halves(
+            lambda key, m: curvature_term(agent, theta, alpha, g, key, m), keys.curvature, m_h
+        )
+        now = BatchSplitMoments(noise_g, noise_c, signal, jnp.ones(()))
+        now = jax.tree.map(lambda old, new: RUNNING_MEAN_DECAY * old + (1 - RUNNING_MEAN_DECAY) * new, known, now)
         left = jnp.maximum(now.signal, 0)
         share = ratio(left, left + now.curvature / m_h)
-        return optax.tree.add(g, limited(optax.tree.scale(share, c), g, m_h, limit)), g, now
+        return optax.tree.add(g, limited_term(optax.tree.scale(share, c), g, m_h, limit)), g, now
 
-    sizes = menu(budget)
-    chosen = choose(known, budget)
+    sizes = candidate_sizes(budget)
+    chosen = choose_candidate(known, budget)
     if agent.traceable:
         gradient, g, known = jax.lax.switch(chosen, [lambda m=m: with_batch(m) for m in sizes])
     else:
         gradient, g, known = with_batch(sizes[int(chosen)])
-    return Split(gradient, way, g, known)
+    return SplitGradient(gradient, path, g, known)
 
 
-def halves(estimate, key: PRNGKeyArray, m: int) -> tuple[Params, Array, Array]:
+def estimate_from_halves(estimate, key: PRNGKeyArray, m: int) -> tuple[Params, Array, Array]:
     """An estimate from m trajectories by halves; one trajectory's variance and the mean's squared length, unbiased."""
     sizes = m // 2, m - m // 2
     one, two = (estimate(k, n) for k, n in zip(jax.random.split(key), sizes, strict=True))

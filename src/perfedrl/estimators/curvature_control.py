@@ -14,16 +14,17 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.errors import UserError
 from perfedrl.estimators.objective import Objective
+from perfedrl.estimators.tree_math import clipped_to_length, dot, is_scalar, ratio, scale_by
 from perfedrl.registry import registry
 from perfedrl.types import Array, Params, StepSize
 
 LIMIT = 0.3
-MEMORY = 0.9
+RUNNING_MEAN_DECAY = 0.9
 """The share that what is known of signal and noise keeps from step to step."""
 
 
 @runtime_checkable
-class Control(Protocol):
+class CurvatureControl(Protocol):
     """Hashable; what it remembers from step to step stays with the agent."""
 
     def init(self) -> PyTree: ...
@@ -45,12 +46,12 @@ class Uncontrolled:
     def __call__(
         self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
-        return term(agent, theta, alpha, v, key, m), state
+        return curvature_term(agent, theta, alpha, v, key, m), state
 
 
 @dataclass(frozen=True)
 class Limited:
-    """The estimate, shortened where it is longer than limit sqrt(m) |v|.
+    """The estimate, clipped where it is longer than limit sqrt(m) |v|.
 
     The noise of a mean over m trajectories has a length of order 1/sqrt(m), so the limit loosens as it abates.
     """
@@ -66,10 +67,10 @@ class Limited:
     def __call__(
         self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
-        return limited(term(agent, theta, alpha, v, key, m), v, m, self.limit), state
+        return limited_term(curvature_term(agent, theta, alpha, v, key, m), v, m, self.limit), state
 
 
-class Known(NamedTuple):
+class ShrinkageState(NamedTuple):
     """Running means, relative to |v|^2: of the squared length of the term's mean, estimated without bias, and of the
     squared length of the estimate itself, which holds its noise too.
     """
@@ -92,68 +93,52 @@ class Shrunk:
     def __post_init__(self) -> None:
         check_limit(self.limit)
 
-    def init(self) -> Known:
-        return Known(jnp.zeros(()), jnp.zeros(()))
+    def init(self) -> ShrinkageState:
+        return ShrinkageState(jnp.zeros(()), jnp.zeros(()))
 
     def __call__(
-        self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: Known
-    ) -> tuple[Params, Known]:
+        self,
+        agent: Objective,
+        theta: Params,
+        alpha: StepSize,
+        v: Params,
+        key: PRNGKeyArray,
+        m: int,
+        state: ShrinkageState,
+    ) -> tuple[Params, ShrinkageState]:
         if m < 2:
             return jax.tree.map(jnp.zeros_like, v), state
         sizes = m // 2, m - m // 2
-        one, two = (term(agent, theta, alpha, v, k, n) for k, n in zip(jax.random.split(key), sizes, strict=True))
+        one, two = (
+            curvature_term(agent, theta, alpha, v, k, n) for k, n in zip(jax.random.split(key), sizes, strict=True)
+        )
         mean = optax.tree.scale(0.5, optax.tree.add(one, two))
-        scale = ratio(1 - MEMORY, dot(v, v))
-        now = Known(
-            MEMORY * state.signal + scale * dot(one, two), MEMORY * state.signal_and_noise + scale * dot(mean, mean)
+        scale = ratio(1 - RUNNING_MEAN_DECAY, dot(v, v))
+        now = ShrinkageState(
+            RUNNING_MEAN_DECAY * state.signal + scale * dot(one, two),
+            RUNNING_MEAN_DECAY * state.signal_and_noise + scale * dot(mean, mean),
         )
         share = jnp.clip(ratio(now.signal, now.signal_and_noise), 0, 1)
-        return limited(optax.tree.scale(share, mean), v, m, self.limit), now
+        return limited_term(optax.tree.scale(share, mean), v, m, self.limit), now
 
 
-def term(agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int) -> Params:
+def curvature_term(agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int) -> Params:
     """Alpha H v from m trajectories; H (alpha v) where every parameter has its own step size. None without any."""
     if m == 0:
         return jax.tree.map(jnp.zeros_like, v)
-    if is_number(alpha):
+    if is_scalar(alpha):
         return optax.tree.scale(alpha, agent.curvature(theta, v, key, m))
-    return agent.curvature(theta, times(alpha, v), key, m)
+    return agent.curvature(theta, scale_by(alpha, v), key, m)
 
 
-def times(alpha: StepSize, tree: Params) -> Params:
-    """Alpha times a tree, where alpha is a number or a tree like it."""
-    if is_number(alpha):
-        return optax.tree.scale(alpha, tree)
-    return jax.tree.map(lambda a, x: a * x, alpha, tree)
-
-
-def is_number(alpha: StepSize) -> bool:
-    return jax.tree_util.all_leaves([alpha]) and jnp.ndim(alpha) == 0
-
-
-def shortened(tree: Params, longest: Array | float) -> Params:
-    """A tree scaled down to a length where it is longer."""
-    return optax.tree.scale(jnp.minimum(1, ratio(longest, optax.tree.norm(tree))), tree)
-
-
-def limited(curvature_term: Params, v: Params, m: int, limit: float) -> Params:
+def limited_term(curvature_term: Params, v: Params, m: int, limit: float) -> Params:
     """A curvature term from m trajectories, no longer than limit sqrt(m) |v|."""
-    return shortened(curvature_term, limit * m**0.5 * optax.tree.norm(v))
+    return clipped_to_length(curvature_term, limit * m**0.5 * optax.tree.norm(v))
 
 
 def check_limit(limit: float) -> None:
     if not 0 < limit < float("inf"):
         raise UserError(f"limit must be a finite number > 0; it is {limit}")
-
-
-def ratio(x: Array | float, y: Array) -> Array:
-    """X / y, and 0 where y is 0: a batch may have earned nothing at all."""
-    return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
-
-
-def dot(x: Params, y: Params) -> Float[Array, ""]:
-    """The inner product of two trees, by sums: the order of a dot product could depend on what runs beside it."""
-    return jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), x, y))
 
 
 CONTROLS = registry("curvature control", none=Uncontrolled, limit=Limited, shrink=Shrunk)
