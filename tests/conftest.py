@@ -9,6 +9,9 @@ import os
 import shutil
 import tempfile
 
+import hypothesis
+import pytest
+
 
 def prepare_environment() -> None:
     """Choose folders and devices, before JAX is imported; worker processes inherit the choice of the first process."""
@@ -25,9 +28,6 @@ def prepare_environment() -> None:
 
 
 prepare_environment()
-
-import hypothesis
-import pytest
 
 # Few and fixed examples: each may compile, and a test must fail for the same reason twice.
 hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from test_config import BASE, changed
-from test_registered_algorithms import FLEET, POLICY, agent
+from small_gridworld import FLEET, POLICY, Keeping, agent
+from tiny_config import BASE, changed
 
 import perfedrl as pf
 from perfedrl.algorithms import AGGREGATIONS, Robust, average, unwrapped
@@ -214,17 +214,6 @@ def test_weights_reach_the_server():
     alike = Simulation(FLEET, POLICY, [OWN], [3], weights=[1.0] * FLEET.agents)
     same = [s.advance(s.start(), 0, 3).server.message for s in (plain, alike)]
     np.testing.assert_array_equal(same[0].view(np.int32), same[1].view(np.int32))
-
-
-class Keeping(pf.algorithms.wrapping.Wrapping):
-    """An algorithm whose server keeps what was sent."""
-
-    def init(self, params):
-        _, client = self.inner.init(params)
-        return pf.algorithms.ServerState(params, jnp.zeros((FLEET.agents, 9, 4))), client
-
-    def server(self, state, uploads, weights):
-        return pf.algorithms.ServerState(self.inner.server(state, uploads, weights).message, uploads)
 
 
 def test_too_few_agents_are_refused_also_where_fewer_answer_than_expected():

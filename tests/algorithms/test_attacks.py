@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_config import BASE, changed
-from test_registered_algorithms import FLEET, POLICY
+from small_gridworld import FLEET, POLICY
+from tiny_config import BASE, changed
 
 import perfedrl as pf
 from perfedrl.algorithms import ATTACKS, Attack, Attacked, Robust, ServerState

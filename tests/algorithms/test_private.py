@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
-from test_aggregation import Keeping
-from test_config import BASE, changed
-from test_registered_algorithms import FLEET, POLICY, agent
+from small_gridworld import FLEET, POLICY, Keeping, agent
+from tiny_config import BASE, changed
 
 import perfedrl as pf
 from perfedrl import privacy

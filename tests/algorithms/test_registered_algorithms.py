@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import index_key, random_mdp
-from test_docs import TESTS
+from names_of_tests import TESTS
+from small_gridworld import FLEET, POLICY, agent
 
 import perfedrl as pf
 from perfedrl import exact
@@ -23,7 +24,6 @@ from perfedrl.simulation.compiled import agent_keys
 from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Trajectory
 
-FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 SETTINGS = {"alpha": 1.0, "beta": 0.3, "local_steps": 2, "m_in": 3, "m_h": 3, "m_out": 3, "m": 3}
 ONE_STEP = ["afedpg", "fast-fedpg", "fedavg-pg", "fednpg", "fedsarsa", "per-fedavg-pg", "per-fedavg-storm"]
 ONE_STEP += ["sg-mrl", "softmax-fedpg"]
@@ -33,10 +33,6 @@ def make(name, **change):
     """A registered algorithm with small batches; it takes of the settings what it has."""
     accepted = ALGORITHMS.parameters(name)
     return ALGORITHMS[name](**{k: v for k, v in {**SETTINGS, **change}.items() if k in accepted})
-
-
-def agent(i, policy=POLICY):
-    return Sampled(policy)(FLEET.task(i))
 
 
 @pytest.mark.parametrize("name", ONE_STEP)

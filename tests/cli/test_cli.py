@@ -9,7 +9,7 @@ import time
 
 import pytest
 from fixtures import write
-from test_config import BASE, changed
+from tiny_config import BASE, changed
 
 from perfedrl.cli.runs import REGISTRIES
 from perfedrl.experiments.config import make_config

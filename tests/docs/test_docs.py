@@ -1,6 +1,5 @@
 """Documents that cannot go stale: the README's example runs, and what the pages name exists."""
 
-import ast
 import importlib
 import re
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from names_of_tests import TESTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").glob("*.md"))
@@ -15,12 +15,6 @@ MAP = (ROOT / "docs" / "paper_to_code.md").read_text()
 ROWS = re.findall(r"^\| (?!paper|lines|---)(.+?) \| `(perfedrl\.[\w.]+)` \| `(test_\w+)` \|$", MAP, re.MULTILINE)
 THEORY_PAGE = (ROOT / "docs" / "theory.md").read_text()
 THEORY_COMMANDS = re.findall(r"^perfedrl (theory configs/[^#\n]*?)(?: --json \S+)? *#", THEORY_PAGE, re.MULTILINE)
-TESTS = {
-    node.name
-    for path in (ROOT / "tests").glob("test_*.py")
-    for node in ast.walk(ast.parse(path.read_text()))
-    if isinstance(node, ast.FunctionDef)
-}
 
 
 def test_the_readme_examples_run_as_printed(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from enumeration import batch, enumerate_trajectories, law, problems, random_mdp
 from hypothesis import given, settings
+from jaxprs import sizes
 
 import perfedrl as pf
 from perfedrl import exact
@@ -192,8 +193,6 @@ def test_products_are_linear_and_no_array_grows_with_batch_times_parameters(form
     v = jax.tree.map(jnp.ones_like, params)
     twice = jax.jit(product)(jax.tree.map(lambda x: 2 * x, v))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, 2 * y, rtol=2e-4, atol=1e-5), twice, jax.jit(product)(v))
-    from test_estimators import sizes
-
     assert max(sizes(jax.make_jaxpr(product)(v).jaxpr)) < min(d * d, m * T * d // 2)
 
 

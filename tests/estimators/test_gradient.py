@@ -7,6 +7,8 @@ import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxprs import sizes
+from per_trajectory import per_trajectory_gradients, per_trajectory_matrices, per_trajectory_products
 
 import perfedrl as pf
 from perfedrl import exact
@@ -28,31 +30,6 @@ from perfedrl.theory import constants, second_moment
 from perfedrl.types import Trajectory
 
 close = {"rtol": 0, "atol": 1e-10}
-
-
-def singles(trajectories: Trajectory) -> Trajectory:
-    """A batch of m trajectories as m batches of one."""
-    return jax.tree.map(lambda x: x[:, None], trajectories)
-
-
-@jax.jit
-def per_trajectory_gradients(policy, theta, trajectories, discount):
-    one = lambda b: policy_gradient(policy.log_prob, theta, b, reward_to_go(b, discount))  # noqa: E731
-    return jax.vmap(one)(singles(trajectories))
-
-
-@jax.jit
-def per_trajectory_matrices(policy, theta, trajectories, discount):
-    one = lambda b: score_matrix(policy, theta, b, Credit(reward_to_go(b, discount)))  # noqa: E731
-    return jax.vmap(one)(singles(trajectories))
-
-
-def per_trajectory_products(form, policy, theta, trajectories, discount, v):
-    one = lambda b: form.product(policy, theta, b, Credit(reward_to_go(b, discount)), v, discount)  # noqa: E731
-    return jax.vmap(one)(singles(trajectories))
-
-
-per_trajectory_products = jax.jit(per_trajectory_products, static_argnums=(0, 4))
 SCORE = CURVATURES["score"]()
 
 
@@ -184,15 +161,6 @@ def test_value_is_the_mean_return_of_the_sampled_episodes(seed, m):
     sampled = agent.sampler.sample(theta, key, m)
     by_hand = (np.asarray(sampled.reward) @ 0.9 ** np.arange(5)).mean()
     assert agent.value(theta, key, m) == pytest.approx(by_hand, rel=1e-5)
-
-
-def sizes(jaxpr):
-    """The size of every intermediate array of a program, inner programs included."""
-    for equation in jaxpr.eqns:
-        yield from (variable.aval.size for variable in equation.outvars)
-        for inner in equation.params.values():
-            if hasattr(inner, "jaxpr"):
-                yield from sizes(inner.jaxpr)
 
 
 def test_no_array_grows_with_batch_times_parameters_or_parameters_squared():

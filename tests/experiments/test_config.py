@@ -5,24 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_config import BASE, changed
 
 import perfedrl as pf
 from perfedrl.experiments.config import load_config, make_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
-BASE = {
-    "name": "tiny",
-    "seeds": 2,
-    "rounds": 3,
-    "fleet": {"env": "gridworld", "width": 2, "horizon": 3},
-    "policy": {"name": "table"},
-    "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.1, "m_in": 2, "m_h": 2, "m_out": 2},
-}
-
-
-def changed(**changes) -> dict:
-    """The base config with some tables updated and some keys replaced."""
-    return {**BASE, **{k: {**BASE[k], **v} if isinstance(v, dict) and k in BASE else v for k, v in changes.items()}}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

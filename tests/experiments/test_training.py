@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 import tomli_w
-from test_config import changed
+from interruption import stop_at
+from tiny_config import changed
 
 import perfedrl as pf
 from perfedrl.errors import UserError
@@ -33,16 +34,6 @@ def assert_same(one, two):
     for name, x in one.history.arrays().items():
         np.testing.assert_array_equal(x, two.history.arrays()[name], err_msg=name)
     np.testing.assert_array_equal(one.params, two.params)
-
-
-def stop_at(round_):
-    """A progress callback that presses Ctrl-C after a round."""
-
-    def progress(label, done, total):
-        if done == round_:
-            raise KeyboardInterrupt
-
-    return progress
 
 
 def test_a_run_folder_holds_what_it_says(finished):

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interruption import stop_at
+from local_engine import Engine, planned
 from real_fleet import MDPS
-from test_rounds import Engine, planned
-from test_training import stop_at
 
 import perfedrl as pf
 from perfedrl.algorithms import average

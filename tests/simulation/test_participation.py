@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_python_loop import AGENTS, Played
+from untraced import AGENTS, Played
 
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS, Attacked, Robust

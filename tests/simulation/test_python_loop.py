@@ -2,69 +2,26 @@
 
 import dataclasses
 import logging
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from rooms import Room
+from untraced import AGENTS, ARC, Played
 
 import perfedrl as pf
 from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
-from perfedrl.compilation import jit
-from perfedrl.envs import arc
 from perfedrl.envs.fleet import Roster, fleet
-from perfedrl.errors import EnvironmentFailureError, UserError
+from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
 from perfedrl.federation.agent.config import make_agent_config
 from perfedrl.federation.agent.worker import Worker
 from perfedrl.policies import mlp
-from perfedrl.rollout import RolloutSampler
 from perfedrl.simulation.evaluation import MonteCarlo
 from perfedrl.simulation.simulator import Simulation
 
-draw = jit(lambda sampler, params, key, m: sampler.sample(params, key, m), static_argnums=3)
-
-
-@dataclasses.dataclass(frozen=True)
-class Played:
-    """A JAX task that pretends to be a robot: JAX may not look into what it plays."""
-
-    task: Any
-    broken: bool = False
-
-    horizon, discount, actions, observation_size = 20, 0.9, 8, 2
-
-    def sampler(self, policy):
-        return Played.Sampler(self, policy)
-
-    def outline(self, m):
-        zeros = jnp.zeros((m, 21))
-        return pf.estimators.Trajectory(jnp.zeros((m, 21, 2)), zeros.astype(jnp.int32), zeros, zeros)
-
-    def outcomes(self, episode):
-        return self.task.outcomes(episode)
-
-    @dataclasses.dataclass(frozen=True)
-    class Sampler:
-        """Plays, and may be broken."""
-
-        played: Any
-        policy: Any
-
-        traceable = False
-
-        def sample(self, params, key, m):
-            if self.played.broken:
-                raise EnvironmentFailureError("agent 1: a wheel came off")
-            return draw(RolloutSampler(self.played.task, self.policy), params, key, m)
-
-
-ARC = arc(3, 2)
-AGENTS = [ARC.task(i) for i in range(3)], [ARC.task(i, held_out=True) for i in range(2)]
 EXACT = PerFedAvgPG(0.3, 0.2, local_steps=2, m_in=3, m_h=3, m_out=3)
 
 

@@ -38,7 +38,8 @@ def evidence():
     found = {run.config.folder: run for run in saved(committed_configs()[0], RESULTS)}
     runs = lambda e: {key: found[config.folder] for key, config in e.configs(e.seeds, False).items()}  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(curvature_study, "REPLICATES", 4)  # its variances differ between processors, and are not compared here
+        # Sampled variances differ between processors and are not compared here.
+        patch.setattr(curvature_study, "REPLICATES", 4)
         return {name: e.measure(runs(e), lambda _: None) for name, e in EXPERIMENTS.items()}
 
 

@@ -157,7 +157,7 @@ def test_a_measurement_is_made_once_and_again_where_it_is_asked_for_otherwise(tm
 
 
 def test_the_command_draws_from_what_is_kept(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(mechanisms, "rest", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(mechanisms_study, "rest", lambda *_, **__: pytest.fail("measured again"))
     code, out, _ = run("reproduce", "fast-fedpg", "--saved", "--runs", str(RESULTS))
     assert code == 0
     assert "6 of 6 claims met" in out

@@ -1,6 +1,6 @@
 """An agent that lies: stands before a real daemon and spoils its uploads, each round in another way.
 
-Run as `python rogue.py REAL_SOCKET OWN_SOCKET`; WAYS says what it does in which round.
+Run as `python lying_agent.py REAL_SOCKET OWN_SOCKET`; WAYS says what it does in which round.
 """
 
 import socket

@@ -1,8 +1,20 @@
-"""An agent that JAX cannot trace, as far as an algorithm can tell."""
+"""Agents and tasks that JAX cannot trace, as far as the library can tell."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
+
+from perfedrl.compilation import jit
+from perfedrl.envs import arc
+from perfedrl.errors import EnvironmentFailureError
+from perfedrl.rollout import RolloutSampler
+from perfedrl.types import Trajectory
+
+ARC = arc(3, 2)
+AGENTS = [ARC.task(i) for i in range(3)], [ARC.task(i, held_out=True) for i in range(2)]
+draw = jit(lambda sampler, params, key, m: sampler.sample(params, key, m), static_argnums=3)
 
 
 class Untraced(eqx.Module):
@@ -20,3 +32,37 @@ class Untraced(eqx.Module):
 
     def value(self, params, key, m):
         return self.inner.value(params, key, m)
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A JAX task that pretends to be a robot: JAX may not look into what it plays."""
+
+    task: Any
+    broken: bool = False
+
+    horizon, discount, actions, observation_size = 20, 0.9, 8, 2
+
+    def sampler(self, policy):
+        return Played.Sampler(self, policy)
+
+    def outline(self, m):
+        zeros = jnp.zeros((m, 21))
+        return Trajectory(jnp.zeros((m, 21, 2)), zeros.astype(jnp.int32), zeros, zeros)
+
+    def outcomes(self, episode):
+        return self.task.outcomes(episode)
+
+    @dataclasses.dataclass(frozen=True)
+    class Sampler:
+        """Plays, and may be broken."""
+
+        played: Any
+        policy: Any
+
+        traceable = False
+
+        def sample(self, params, key, m):
+            if self.played.broken:
+                raise EnvironmentFailureError("agent 1: a wheel came off")
+            return draw(RolloutSampler(self.played.task, self.policy), params, key, m)

@@ -8,7 +8,7 @@ from enumeration import batch, enumerate_trajectories, fleets, law, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
-from test_gradient import per_trajectory_gradients, per_trajectory_matrices
+from per_trajectory import per_trajectory_gradients, per_trajectory_matrices
 
 import perfedrl as pf
 from perfedrl import exact, theory

@@ -6,7 +6,7 @@ import pytest
 from enumeration import batch, enumerate_trajectories, law, local_estimates, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_gradient import per_trajectory_gradients, per_trajectory_matrices
+from per_trajectory import per_trajectory_gradients, per_trajectory_matrices
 
 import perfedrl as pf
 from perfedrl import exact

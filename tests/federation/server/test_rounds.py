@@ -1,7 +1,6 @@
 """The server's side of a run, without an engine: what counts, who is waited for, what survives."""
 
 import errno
-import itertools
 import os
 import threading
 import tomllib
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from local_engine import NAMES, WANTED, Engine, planned
 from real_fleet import MDPS, config
 
 from perfedrl import privacy
@@ -23,14 +23,8 @@ from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.agent_reports import epsilon_in
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.rounds import Coordinator
-from perfedrl.federation.server.run_folder import Control, Plan, Stale, Terms
+from perfedrl.federation.server.run_folder import Plan, Stale
 from perfedrl.simulation.compiled import taking_part
-
-NAMES = ("agent-0", "agent-1", "agent-2")
-
-
-WANTED = config("asked", 4)
-"""One config, so that the agents compile once."""
 
 
 @pytest.fixture(scope="module")
@@ -43,34 +37,6 @@ def agents(tmp_path_factory):
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     return simulate(WANTED, tmp_path_factory.mktemp("simulated"))
-
-
-class Engine:
-    """Asks agents in this process. `trouble` maps (kind, round) to a function that spoils the answers."""
-
-    def __init__(self, agents, trouble=None):
-        self.agents, self.trouble, self.asked = agents, trouble or {}, []
-
-    def __call__(self, kind, frame, without, enough, deadline):
-        question = decode(frame)
-        names = [name for name in self.agents if name not in without]
-        answers = Answers(asked=tuple(names))
-        for name in names:
-            answers.frames[name] = encode(self.agents[name].answer(question))
-        self.asked.append((kind, int(question.fields["round"]), tuple(names)))
-        self.trouble.get((kind, int(question.fields["round"])), lambda _: None)(answers)
-        enough(answers)
-        return answers
-
-
-RUNS = itertools.count()
-
-
-def planned(folder, wanted=WANTED, **terms):
-    control = Control(folder / "control")
-    terms = Terms(**{"min_agents": 3, "deadline": 5.0, "patience": 3.0, "personalize": 0, **terms})
-    control.write_plan(Plan(f"run-{next(RUNS)}", wanted.to_toml(), NAMES, terms, str(folder / "runs")))
-    return control
 
 
 def drive(control, engine):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from perfedrl.errors import UserError
 from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.server import upload_checks
 from perfedrl.federation.server.upload_checks import (
     QUARANTINED,
     Expected,
@@ -75,7 +76,7 @@ def test_a_good_upload_is_read():
 
 
 def test_too_large_an_upload_is_not_decoded(monkeypatch):
-    monkeypatch.setattr(validation, "decode", lambda *_: pytest.fail("it was decoded"))
+    monkeypatch.setattr(upload_checks, "decode", lambda *_: pytest.fail("it was decoded"))
     with pytest.raises(Refused, match="at most"):
         read_upload(bytes(EXPECTED.limit + 1), EXPECTED)
 
@@ -89,7 +90,7 @@ def test_no_error_of_the_decoder_gets_through(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(validation, "decode", broken)
+    monkeypatch.setattr(upload_checks, "decode", broken)
     with pytest.raises(Refused, match="cannot be read"):
         read_upload(sent(), EXPECTED)
 
@@ -197,7 +198,7 @@ def test_quarantine_is_earned_by_strikes_in_a_row_and_told_once():
 def test_what_is_quarantined_is_not_read(monkeypatch):
     gate = Gate(1.0, strikes=1)
     judged(gate, agent=b"?")
-    monkeypatch.setattr(validation, "read_upload", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(upload_checks, "read_upload", lambda *_: pytest.fail("it was read"))
     assert judged(gate, agent=0.1).refused == {"agent": QUARANTINED}
 
 
