@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-federation lint format bench bench-federation bench-gym reproduce figures lock clean
+.PHONY: run test test-federation lint hooks docs-check format bench bench-federation bench-gym reproduce figures lock clean
 
 run: $(STAMP)
 	$(BIN)/perfedrl demo
@@ -21,6 +21,15 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/codespell
+
+# Runs what `make lint` runs before every commit.
+hooks: $(STAMP)
+	$(BIN)/pre-commit install
+
+# Links, commands, make targets and paths that README, CONTRIBUTING, the pages in docs/ and the help texts name.
+docs-check: $(STAMP)
+	$(BIN)/python tests/docs/check_docs.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,6 @@ from perfedrl.federation.agent.config import load_agent_config, read_plan
 from perfedrl.report.episode_strip import can_draw
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
-PAGES = ["arrays", "gymnasium", "jax"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 
@@ -131,9 +130,3 @@ def test_paths_are_drawn_of_agents_that_say_how_large_their_world_is():
     path = SimpleNamespace(obs=np.zeros((5, 2)))
     assert can_draw(SimpleNamespace(goal=np.zeros(2), box=1.0), path)
     assert not can_draw(SimpleNamespace(goal=np.zeros(2)), path)
-
-
-@pytest.mark.parametrize("name", [*PAGES, "README"])
-def test_links_of_tutorials_lead_somewhere(name):
-    for target in re.findall(r"\]\(([^)#]+)\)", (FOLDER / f"{name}.md").read_text()):
-        assert (FOLDER / target).exists(), f"{name}.md links to {target}"
