@@ -70,12 +70,22 @@ def test_what_the_map_names_exists(item, function, test):
     assert test in TESTS
 
 
-def test_the_architecture_page_names_every_room():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    source = ROOT / "src" / "perfedrl"
-    packages = [path.parent.relative_to(source).as_posix() + "/" for path in source.glob("*/**/__init__.py")]
-    for name in [*packages, *(path.name for path in source.glob("[!_]*.py"))]:
-        assert f"`{name}" in page, f"docs/architecture.md does not mention {name}"
+def test_the_architecture_page_names_every_module_and_no_other():
+    """A name without a folder belongs to the folder named last before it, or to the package itself."""
+    source, folder, named = ROOT / "src" / "perfedrl", "", set()
+    spans = re.findall(r"`([\w/]+(?:/|\.py))`", (ROOT / "docs" / "architecture.md").read_text())
+    for span in spans:
+        if span.endswith("/") and (source / span).is_dir():
+            folder = span
+            named.add(span)
+        elif span.endswith(".py") and not (ROOT / span).exists():
+            (path,) = [p for p in (span, folder + span) if (source / p).exists()][:1] or [None]
+            assert path, f"docs/architecture.md names {span} after {folder}, which does not exist"
+            named.add(path)
+    packages = {path.parent.relative_to(source).as_posix() + "/" for path in source.glob("*/**/__init__.py")}
+    modules = {path.relative_to(source).as_posix() for path in source.rglob("[!_]*.py")}
+    generic = re.compile(r"studies/\w+/(study|figures|tables)\.py")
+    assert not {name for name in (packages | modules) - named if not generic.fullmatch(name)}
 
 
 def test_the_federation_page_has_every_command_of_a_fleet():
