@@ -185,10 +185,13 @@ def test_robust_leaves_the_clients_work_alone_and_offers_what_the_inner_one_does
     for made in (wrapped, jax.tree.map(lambda x: x, wrapped)):
         one, other = (a.client(server.message, state, agent(2), jax.random.key(5))[0] for a in (inner, made))
         np.testing.assert_array_equal(np.asarray(one).view(np.int32), np.asarray(other).view(np.int32))
-        assert (made.adaptation_steps, made.m_h, made.alpha, made.deployed_step_size(server.message)) == (2, 3, 1.0, 2)
+        assert (made.personalization_steps, made.curvature_trajectories) == (2, 3)
+        assert (made.adaptation_step_size(server.message), made.deployment_step_size(server.message)) == (1.0, 2)
         assert made.trajectories_per_round == inner.trajectories_per_round
-        assert not hasattr(made, "diagnostics")
-        assert hasattr(Robust(pf.algorithms.StormPG(1.0, 0.3), Median()), "diagnostics")
+        assert made.diagnostics(state) == {}
+    storm = pf.algorithms.StormPG(1.0, 0.3)
+    weights = storm.init(jnp.zeros((9, 4)))[1]
+    assert list(Robust(storm, Median()).diagnostics(weights)) == list(storm.diagnostics(weights)) != []
     assert jax.tree.leaves(wrapped) == jax.tree.leaves(inner), "step sizes stay leaves"
     assert jax.tree.structure(wrapped) != jax.tree.structure(Robust(inner, TrimmedMean()))
     assert unwrapped(Robust(wrapped, Mean())) is inner

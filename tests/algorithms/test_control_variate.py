@@ -10,7 +10,6 @@ import pytest
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, ControlVariate, FedOpt, Personal, Private, StormPG
 from perfedrl.algorithms.control_variate import With
-from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.errors import UserError
 from perfedrl.exact.tabular import Exact
 from perfedrl.experiments.config import make_config
@@ -199,7 +198,7 @@ def test_newcomers_and_learned_step_sizes_are_served_in_both_modes():
         np.testing.assert_array_equal(
             kept, learned.personalize(learned.init(jnp.zeros((9, 4)))[0].message, (), agent, jax.random.key(0), 0)
         )
-        assert algorithm.deployed_step_size(server.message) == 1.0
+        assert algorithm.deployment_step_size(server.message) == 1.0
         Simulation(FLEET, POLICY, [algorithm], [0], participation=0.5)
 
 
@@ -207,7 +206,7 @@ def test_personal_parameters_stay_with_the_agents_under_controls_of_rounds():
     params = {"own": jnp.ones(3), "ours": jnp.ones(2)}
     algorithm = ControlVariate(Personal(pf.FedAvgPG(0.0, 0.5, 1, 1), ("own",)), "round", 2)
     server, client = algorithm.init(params)
-    assert as_upload(algorithm, server.message)["own"].size == client.control["own"].size == 0
+    assert algorithm.unchanged_upload(server.message)["own"].size == client.control["own"].size == 0
     with pytest.raises(UserError, match="mode = 'round'"):
         ControlVariate(Personal(MANY, ("own",)), "step", 2)
 
@@ -223,8 +222,8 @@ def test_what_cannot_be_corrected_is_refused():
             ControlVariate(inner, "round", N)
     learned = pf.PerFedAvgPG(1.0, 0.1, learn_alpha="scalar")
     with pytest.raises(UserError, match="holds more than these"):
-        FedOpt(ControlVariate(learned, "step", N), "adam", 0.1).check(FLEET, POLICY)
-    FedOpt(learned, "adam", 0.1).check(FLEET, POLICY)
+        FedOpt(ControlVariate(learned, "step", N), "adam", 0.1).check_supports(FLEET, POLICY)
+    FedOpt(learned, "adam", 0.1).check_supports(FLEET, POLICY)
     with pytest.raises(UserError, match="at most 1"):
         ControlVariate(MANY, "round", N, 2.0)
     with pytest.raises(UserError, match=r"add up to 8; .* made for 4"):

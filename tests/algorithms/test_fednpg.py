@@ -10,7 +10,6 @@ from enumeration import Listed, batch, enumerate_trajectories, index_key, law, r
 import perfedrl as pf
 from perfedrl.algorithms import FedNPG, Private
 from perfedrl.algorithms.fednpg import Known, backed_up, filled
-from perfedrl.algorithms.wrapping import check_serves
 from perfedrl.envs import fleet as fleet_of
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys
 from perfedrl.exact import soft as exact_soft
@@ -211,11 +210,11 @@ def test_agents_played_in_python_give_the_compiled_numbers():
 def test_it_refuses_what_has_no_table_and_steps_beyond_policy_iteration():
     features = pf.LogLinearSoftmax(np.eye(100).reshape(25, 4, 100))
     with pytest.raises(pf.UserError, match="fedavg-pg"):
-        check_serves(FedNPG(0.5, 0.3), GRID, features)
+        FedNPG(0.5, 0.3).check_supports(GRID, features)
     with pytest.raises(pf.UserError, match=r"at most \(1 - discount\) / entropy = 1"):
-        check_serves(Private(FedNPG(0.5, 1.1), 1.0, 0.0), GRID, POLICY)
+        Private(FedNPG(0.5, 1.1), 1.0, 0.0).check_supports(GRID, POLICY)
     with pytest.raises(pf.UserError, match="horizon"):
-        check_serves(FedNPG(0.5, 0.3), pf.gridworld(horizon=0), POLICY)
-    check_serves(FedNPG(0.5, 1.0), GRID, POLICY)
+        FedNPG(0.5, 0.3).check_supports(pf.gridworld(horizon=0), POLICY)
+    FedNPG(0.5, 1.0).check_supports(GRID, POLICY)
     with pytest.raises(pf.UserError, match="entropy must be"):
         FedNPG(0.5, 0.3, entropy=0.0)

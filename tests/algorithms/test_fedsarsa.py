@@ -10,7 +10,6 @@ from enumeration import batch, enumerate_trajectories, law, random_mdp
 import perfedrl as pf
 from perfedrl.algorithms import FedSARSA
 from perfedrl.algorithms.fedsarsa import expected_semi_gradient, semi_gradient
-from perfedrl.algorithms.wrapping import check_serves
 from perfedrl.estimators import Sampled
 from perfedrl.exact.soft import q_values, sarsa_q
 from perfedrl.exact.tabular import Exact
@@ -143,9 +142,9 @@ def test_the_study_of_fednpg_has_its_curves():
 
 def test_it_refuses_policies_that_are_no_linear_action_values():
     with pytest.raises(pf.UserError, match="fedavg-pg"):
-        check_serves(FedSARSA(0.5, 0.3), pf.arc(), pf.TableSoftmax(4, 4))
+        FedSARSA(0.5, 0.3).check_supports(pf.arc(), pf.TableSoftmax(4, 4))
     with pytest.raises(pf.UserError, match="horizon"):
-        check_serves(FedSARSA(0.5, 0.3), pf.gridworld(horizon=0), pf.TableSoftmax(25, 4))
-    check_serves(FedSARSA(0.5, 0.3), GRID, pf.LogLinearSoftmax(np.ones((4, 4, 2))))
+        FedSARSA(0.5, 0.3).check_supports(pf.gridworld(horizon=0), pf.TableSoftmax(25, 4))
+    FedSARSA(0.5, 0.3).check_supports(GRID, pf.LogLinearSoftmax(np.ones((4, 4, 2))))
     with pytest.raises(pf.UserError, match="temperature must be"):
         FedSARSA(0.5, 0.3, temperature=-1.0)

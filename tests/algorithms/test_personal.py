@@ -10,7 +10,6 @@ from perfedrl.algorithms import SGMRL, Attacked, Personal, Private, Robust, Stor
 from perfedrl.algorithms.aggregation import Krum, Median
 from perfedrl.algorithms.attacks import Random, SignFlip
 from perfedrl.algorithms.private import NOISE
-from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.files import named_leaves
@@ -66,7 +65,7 @@ def test_an_agent_works_with_its_own_and_sends_nothing_of_it(inner):
     personal = Personal(inner, ("normalizer",))
     server, state = personal.init(START)
     for key in jax.random.split(KEY, 2):
-        seen = personal.with_own(server.message, state)
+        seen = personal.with_personal_part(server.message, state)
         full, inside = inner.client(seen, state.inner, Bowl(tree(1)), key)
         upload, state = personal.client(server.message, state, Bowl(tree(1)), key)
         sent, learned = named_leaves(upload), named_leaves(full)
@@ -75,7 +74,10 @@ def test_an_agent_works_with_its_own_and_sends_nothing_of_it(inner):
         same(state.kept, {n: learned[n] for n in sent if "normalizer" in n})
         same(state.inner, inside)
         adapted = personal.personalize(server.message, state, Bowl(tree(1)), key, 4)
-        same(adapted, inner.personalize(personal.with_own(server.message, state), inside, Bowl(tree(1)), key, 4))
+        same(
+            adapted,
+            inner.personalize(personal.with_personal_part(server.message, state), inside, Bowl(tree(1)), key, 4),
+        )
 
 
 def test_the_server_averages_what_is_shared_and_keeps_the_start_of_the_rest(inner):
@@ -118,7 +120,7 @@ def test_privacy_clips_and_noises_what_is_sent_alone():
     upload, after = private.client(server.message, state, Bowl(far), KEY)
     plain, expected = personal.client(server.message, state, Bowl(far), KEY)
     same(after, expected)
-    same(upload, privatize(as_upload(personal, START), plain, 0.2, 0.5, jax.random.fold_in(KEY, NOISE)))
+    same(upload, privatize(personal.unchanged_upload(START), plain, 0.2, 0.5, jax.random.fold_in(KEY, NOISE)))
     quiet, _ = Private(personal, 0.2, 0.0).client(server.message, state, Bowl(far), KEY)
     assert np.linalg.norm(quiet["policy"] - START["policy"]) == pytest.approx(0.2, rel=1e-5), "of what is sent"
 
@@ -148,11 +150,10 @@ def test_algorithms_that_look_into_trajectories_keep_to_it_too(make):
     agent = Sampled(policy)(fleet.task(0))
     upload, after = jax.eval_shape(lambda: personal.client(server.message, state, agent, KEY))
     shape = lambda x: jax.tree.map(lambda y: (jnp.shape(y), jnp.result_type(y)), x)  # noqa: E731
-    assert shape(upload) == shape(personal.as_upload(server.message))
+    assert shape(upload) == shape(personal.unchanged_upload(server.message))
     assert shape(after) == shape(state)
     assert upload["normalizer"]["rewards"]["square"].shape == (1,)
-    said = getattr(personal, "diagnostics", None)
-    assert said is None or set(said(state)) == set(personal.inner.diagnostics(state.inner))
+    assert set(personal.diagnostics(state)) == set(personal.inner.diagnostics(state.inner))
 
 
 def test_what_cannot_be_personal_is_refused():

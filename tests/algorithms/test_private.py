@@ -169,4 +169,5 @@ def test_the_wrappers_stand_in_their_order():
     expected = Attacked(Robust(Private(OWN, 0.5, 1.0), Median()), SignFlip(), 1)
     assert [type(x) for x in (made, made.inner, made.inner.inner)] == [Attacked, Robust, Private]
     assert jax.tree.structure(made.inner.inner.inner) == jax.tree.structure(make_config(BASE).parts.algorithm)
-    assert (made.clip, made.noise, made.aggregation, made.attack) == (0.5, 1.0, Median(), expected.attack)
+    private, robust = made.inner.inner, made.inner
+    assert (private.clip, private.noise, robust.aggregation, made.attack) == (0.5, 1.0, Median(), expected.attack)

@@ -80,7 +80,7 @@ def test_policies_that_are_no_softmax_table_are_refused_with_what_works_instead(
     fleet = pf.arc(2, 0)
     with pytest.raises(pf.UserError, match="fedavg-pg"):
         Simulation(fleet, pf.GaussianMLP((2, 4, 2)), [SoftmaxFedPG(1.0, 0.5)], [0])
-    SoftmaxFedPG(1.0, 0.5).check(FLEET, POLICY)
+    SoftmaxFedPG(1.0, 0.5).check_supports(FLEET, POLICY)
 
 
 @pytest.mark.parametrize("change", [{"regularization": -0.1}, {"largest": 0.0}, {"beta": 0.0}, {"m": 0}])

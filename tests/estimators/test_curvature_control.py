@@ -233,7 +233,7 @@ def test_learned_step_sizes_climb_by_the_cosine_of_adaptation_and_outer_gradient
     shares = g * g_out / (np.linalg.norm(g) * np.linalg.norm(g_out))
     expected = rate * (shares.sum() if kind == "scalar" else np.clip(shares.size * shares, -1, 1))
     np.testing.assert_allclose(upload.log_step, expected, **close)
-    step = algorithm.deployed_step_size(upload)
+    step = algorithm.deployment_step_size(upload)
     np.testing.assert_allclose(step, alpha * np.exp(expected), **close)
     plain = pf.PerFedAvgPG(alpha, 0.3, 1).client(jnp.asarray(theta), (), agent, jax.random.key(0))[0]
     np.testing.assert_allclose(upload.theta, plain, **close)

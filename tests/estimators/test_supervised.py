@@ -225,7 +225,7 @@ def test_a_fleet_of_ones_own_examples():
 def test_what_needs_trajectories_is_refused_before_anything_compiles(name):
     policy = pf.policies.mlp(small())
     with pytest.raises(pf.UserError, match=f"{name} needs agents that show their trajectories"):
-        ALGORITHMS[name](alpha=0.1, beta=0.1).check(small(), policy)
+        ALGORITHMS[name](alpha=0.1, beta=0.1).check_supports(small(), policy)
     with pytest.raises(pf.UserError, match=f"{name} needs agents that show their trajectories"):
         Simulation(small(), policy, [ALGORITHMS[name](alpha=0.1, beta=0.1)], [0])
 

@@ -103,7 +103,7 @@ BAD = [
     ({**BASE, "fleet": {"env": "bandits", "rewards": [[]]}}, r"at least one state and one action"),
     ({**BASE, "fleet": {"env": "bandits", "rewards": [[0.0, float("nan")]]}}, r"agent 0: r\[0, 1\] is nan"),
     ({**BASE, "fleet": {"env": "os:getcwd"}}, r"must make a perfedrl Fleet; it made a str"),
-    ({**BASE, "algorithm": {"name": "os:getcwd"}}, r"must make a perfedrl Algorithm"),
+    ({**BASE, "algorithm": {"name": "os:getcwd"}}, r"must subclass perfedrl.algorithms.Algorithm; it is a str"),
     (changed(policy={"name": "log-linear", "features": [[[float("nan")]] * 4] * 4}), r"features must be finite"),
     (changed(seeds=[[1], [2]]), r"seeds must be"),
     (changed(seeds=[True, 5]), r"seeds must be"),

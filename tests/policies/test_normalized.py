@@ -11,7 +11,6 @@ from real_fleet import MDPS
 import perfedrl as pf
 from perfedrl.algorithms import average
 from perfedrl.algorithms.storm import reweighted_gradient
-from perfedrl.algorithms.wrapping import with_own
 from perfedrl.errors import UserError
 from perfedrl.estimators import PolicyObjective, forms
 from perfedrl.estimators.curvature import causal
@@ -267,7 +266,9 @@ def test_the_simulator_is_the_loop_over_agents_that_are_sampled_in_python(runs):
         server = parts.algorithm.server(server, jax.tree.map(lambda *xs: jnp.stack(xs), *uploads), jnp.ones(3))
     last = jax.tree.map(lambda x: x[0], runs["local"].message)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), server.message, last)
-    seen = [with_own(parts.algorithm, server.message, own)["normalizer"]["observations"]["mean"] for own in owns]
+    seen = [
+        parts.algorithm.with_personal_part(server.message, own)["normalizer"]["observations"]["mean"] for own in owns
+    ]
     assert len({(0.0, 0.0), *(tuple(np.asarray(x)) for x in seen)}) == 4, "each has its own"
 
 

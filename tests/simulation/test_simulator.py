@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,7 +91,7 @@ def test_the_derivation_of_keys_is_frozen():
     assert jax.random.key_data(key).tolist() == [1162771976, 1047151509]
 
 
-class Anchored(eqx.Module):
+class Anchored(pf.algorithms.Algorithm):
     """An algorithm with all that the paper's do not have: a message that is more than parameters, private server state,
     and a personal vector per client that is deployed on top of the shared parameters.
     """

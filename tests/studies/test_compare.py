@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from perfedrl.algorithms import ALGORITHMS
-from perfedrl.algorithms.wrapping import trajectories_after
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import critical_difference, mean_ranks
 from perfedrl.studies import reports
@@ -99,7 +98,7 @@ def test_every_method_of_a_plan_spends_the_plans_trajectories(stem):
     for name, method in plan.entrants.items():
         settings = {key: low for key, (low, _) in plan.ranges(method).items() if "." not in key}
         made = ALGORITHMS[method.algorithm](**method.fixed, **method.split(plan.budget, plan.local_steps), **settings)
-        spent = trajectories_after(made, plan.rounds) / plan.rounds
+        spent = made.trajectories_after(plan.rounds) / plan.rounds
         assert spent == 0 if name == "from-scratch" else 0.9 * plan.budget <= spent <= plan.budget, name
 
 

@@ -3,8 +3,7 @@
 import jax.numpy as jnp
 
 import perfedrl as pf
-from perfedrl.algorithms import ServerState
-from perfedrl.algorithms.wrapping import Wrapping
+from perfedrl.algorithms import ServerState, Wrapper
 from perfedrl.estimators import Sampled
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
@@ -15,7 +14,7 @@ def agent(i, policy=POLICY):
     return Sampled(policy)(FLEET.task(i))
 
 
-class Keeping(Wrapping):
+class Keeping(Wrapper):
     """An algorithm whose server keeps the last round's uploads."""
 
     def init(self, params):

@@ -2,7 +2,7 @@
 
 Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `personal.py` (what agents keep),
 `control_variate.py` (for some agents per round), `fedopt.py` (how the server steps), `attacks.py`;
-`wrapping.py` is what these share.
+`wrapper.py` is what these share.
 """
 
 from perfedrl.algorithms.afedpg import AFedPG
@@ -29,7 +29,7 @@ from perfedrl.algorithms.sg_mrl import SGMRL
 from perfedrl.algorithms.shared_representation import SharedRepresentation
 from perfedrl.algorithms.softmax_fedpg import SoftmaxFedPG
 from perfedrl.algorithms.storm import StormPG
-from perfedrl.algorithms.wrapping import unwrapped
+from perfedrl.algorithms.wrapper import Wrapper, unwrapped
 from perfedrl.registry import registry
 
 ALGORITHMS = registry(
@@ -84,6 +84,7 @@ __all__ = [
     "SharedRepresentation",
     "SoftmaxFedPG",
     "StormPG",
+    "Wrapper",
     "average",
     "local_steps",
     "privatize",

@@ -11,12 +11,13 @@ from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
     LARGEST_STEP,
+    Algorithm,
     ServerState,
     average,
     check_counts,
     check_step_sizes,
-    chosen,
     repeated,
+    select,
 )
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
@@ -49,7 +50,7 @@ class Arrival(NamedTuple):
     arrived: Float[Array, ""]
 
 
-class AFedPG(eqx.Module):
+class AFedPG(Algorithm):
     """Normalized momentum with a look-ahead that makes up for old gradients (Lan et al., 2024), delays simulated.
 
     A round is one tick. An idle agent downloads the look-ahead parameters and computes a gradient there from m
@@ -70,8 +71,7 @@ class AFedPG(eqx.Module):
     mean_delay: float = eqx.field(static=True)
     normalize: bool = eqx.field(static=True)
 
-    uploads_arrive = True
-    """In a round there may be nothing in an upload: what looks at uploads as changed messages cannot go around this."""
+    uploads_may_be_empty = True
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class AFedPG(eqx.Module):
     def client(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray) -> tuple[Arrival, Work]:
         """One tick: begin where nothing is under way, and deliver where it is finished."""
         keys = StepKeys(*jax.random.split(key, (1, len(StepKeys._fields)))[0])
-        work = chosen(state.left < 0, Work(message.ahead, message.tick, self.delay(keys.inner)), state)
+        work = select(state.left < 0, Work(message.ahead, message.tick, self.delay(keys.inner)), state)
         done = work.left == 0
         estimate = lambda _, __: agent.gradient(work.params, keys.outer, self.m)  # noqa: E731
         nothing = jax.tree.map(jnp.zeros_like, work.params)
@@ -139,7 +139,7 @@ class AFedPG(eqx.Module):
         length = optax.tree.norm(d) if self.normalize else jnp.ones(())
         moved = optax.tree.add_scale(theta, self.beta / jnp.where(length > 0, length, 1), d)
         further = jax.tree.map(lambda x, y: y + (1 - a) / a * (y - x), theta, moved)
-        theta, ahead, d = chosen(some, (moved, further, d), (theta, ahead, state.private))
+        theta, ahead, d = select(some, (moved, further, d), (theta, ahead, state.private))
         return ServerState(Broadcast(theta, ahead, tick + 1), d)
 
     def shared(self, message: Broadcast) -> Params:

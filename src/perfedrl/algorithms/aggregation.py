@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PyTree
 
 from perfedrl.algorithms.base import ServerState, average
-from perfedrl.algorithms.wrapping import Wrapping, check_federated, least_agents
+from perfedrl.algorithms.wrapper import Wrapper, check_federated
 from perfedrl.errors import UserError
 from perfedrl.registry import registry
 from perfedrl.types import Array
@@ -157,7 +157,7 @@ AGGREGATIONS = registry(
 )
 
 
-class Robust(Wrapping):
+class Robust(Wrapper):
     """An algorithm whose server sees one upload, which an aggregation made of all."""
 
     aggregation: Aggregation = eqx.field(static=True)
@@ -168,7 +168,7 @@ class Robust(Wrapping):
 
     @property
     def least_agents(self) -> int:
-        return max(self.aggregation.least_agents, least_agents(self.inner))
+        return max(self.aggregation.least_agents, self.inner.least_agents)
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         one = self.aggregation(uploads, weights)

@@ -10,8 +10,7 @@ import optax
 from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import ServerState, check_counts, check_positive
-from perfedrl.algorithms.private import check_like
-from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated, least_agents
+from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators.tree_math import ratio
 from perfedrl.registry import registry
@@ -87,7 +86,7 @@ class Counted(NamedTuple):
     rounds: Integer[Array, ""]
 
 
-class Attacked(Wrapping):
+class Attacked(Wrapper):
     """An algorithm under attack: what the last `agents` agents upload is replaced on its way to the server.
 
     Attackers work like the others before they lie, and see the message and their own upload only. All seeds share the
@@ -105,7 +104,7 @@ class Attacked(Wrapping):
     @property
     def least_agents(self) -> int:
         """One of them is honest."""
-        return max(self.agents + 1, least_agents(self.inner))
+        return max(self.agents + 1, self.inner.least_agents)
 
     def check_participation(self, agents: int, present: int, weights: Any) -> None:
         """Attackers go by their place in the fleet, which uploads of some of it do not show."""
@@ -113,6 +112,7 @@ class Attacked(Wrapping):
             raise UserError(
                 "attacks are simulated with all agents in every round: leave out participation, or the attack"
             )
+        super().check_participation(agents, present, weights)
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
@@ -124,8 +124,8 @@ class Attacked(Wrapping):
             raise UserError(f"{self.agents} agents attack, and {len(weights)} sent something: none of them is honest")
         keys = jax.random.split(jax.random.fold_in(jax.random.key(DRAWN), rounds), self.agents)
         honest, own = (jax.tree.map(lambda x, part=part: x[part], uploads) for part in self._parts)
-        message = as_upload(self.inner, state.message)
-        check_like(message, jax.tree.map(lambda x: x[0], own), "attacks are")
+        message = self.inner.unchanged_upload(state.message)
+        check_displacement(message, jax.tree.map(lambda x: x[0], own), "attacks are")
         sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(message, own, keys)
         uploads = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), honest, sent)
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)

@@ -1,69 +1,172 @@
-"""The interface of a federated algorithm, and the loop that all of them share."""
+"""The contract of a federated algorithm, and the loops, means and checks that algorithms share."""
 
+import abc
+import dataclasses
 import numbers
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PRNGKeyArray, PyTree
 
+from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys
 from perfedrl.types import Array, Params, Whole
 
 LARGEST_COUNT = 1_000_000
 LARGEST_STEP = float(np.finfo(np.float32).max)
+LARGEST_WEIGHT = float(np.float32(1e30))
+"""Largest weight of an agent, so that sums of weights are finite in single precision."""
+
+STEP_SIZES = ("alpha", "beta", "deployment_alpha")
+"""Names of fields that hold step sizes: of adaptation, of local steps, and of adaptation at deployment."""
 
 
 class ServerState(NamedTuple):
-    """What the server holds: `message` is broadcast every round, `private` (optimizer moments, say) never is."""
+    """State of the server: `message` is broadcast every round; `private` (optimizer moments, say) never leaves it."""
 
     message: PyTree
     private: PyTree = ()
 
 
-@runtime_checkable
-class Algorithm(Protocol):
-    """A federated algorithm is three functions and a deployment step; the simulator vmaps `client`.
+class Algorithm(eqx.Module):
+    """A federated algorithm: subclass it and implement the six abstract methods.
 
-    An algorithm is a pytree: its step sizes are leaves, so that a sweep over them is one vmap and one compilation, and
-    its counts are static. What is personal stays in the client state and never enters an upload.
+    A round: the server broadcasts `message`; every agent calls `client` with the message and its personal state; the
+    server combines the uploads in `server`. The simulator vmaps `client` over agents. At deployment an agent calls
+    `personalize`.
+
+    An algorithm is a pytree. Declare step sizes as plain fields, which makes them leaves, so that a sweep over them is
+    one vmap and one compilation; declare counts and choices with `eqx.field(static=True)`. Whatever is personal lives
+    in the client state and never enters an upload.
+
+    The other members state facts that the rest of the library asks for. Each has a default that fits an algorithm
+    whose upload is the message after some local steps; override those that differ.
     """
 
-    @property
-    def trajectories_per_round(self) -> int:
-        """What one round costs each agent."""
-        ...
+    federated: ClassVar[bool] = True
+    """Whether agents send anything; False for baselines that train every agent alone."""
 
+    serves_unseen: ClassVar[bool] = True
+    """Whether an agent that never took part can personalize; False forbids held-out agents."""
+
+    uploads_may_be_empty: ClassVar[bool] = False
+    """Whether agents send nothing in some rounds, so that an upload cannot be taken for a changed message."""
+
+    @property
+    @abc.abstractmethod
+    def trajectories_per_round(self) -> int:
+        """Number of trajectories that one round costs each agent; the largest number where rounds differ."""
+
+    @abc.abstractmethod
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         """Return the server's state and the state in which every client starts."""
-        ...
 
+    @abc.abstractmethod
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-        """One agent's work in one round: return its upload and its new personal state."""
-        ...
+        """Do one agent's work of one round: return its upload and its new personal state."""
 
+    @abc.abstractmethod
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
-        """Combine the uploads, stacked along the agents' axis."""
-        ...
+        """Combine the uploads, stacked along the agents' axis, into the next server state."""
 
+    @abc.abstractmethod
     def shared(self, message: PyTree) -> Params:
-        """The shared initialization that a message carries."""
-        ...
+        """Return the shared initialization that a message carries."""
 
+    @abc.abstractmethod
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """The parameters that one agent deploys, from m trajectories of its own."""
-        ...
+        """Return the parameters that one agent deploys, from m trajectories of its own."""
+
+    # Costs and step sizes.
+
+    def trajectories_after(self, rounds: int) -> int:
+        """Number of trajectories that `rounds` rounds cost each agent; override where rounds differ in cost."""
+        return rounds * self.trajectories_per_round
+
+    @property
+    def step_sizes(self) -> Mapping[str, Any]:
+        """Step sizes by name: those of the fields "alpha", "beta" and "deployment_alpha" that are set."""
+        names = [field.name for field in dataclasses.fields(self) if field.name in STEP_SIZES]
+        return {name: size for name in names if (size := getattr(self, name)) is not None}
+
+    def adaptation_step_size(self, message: PyTree) -> Any:
+        """Step size of the adaptation in training: a number, or one per parameter; None where there is none."""
+        return self.step_sizes.get("alpha")
+
+    def deployment_step_size(self, message: PyTree) -> Any:
+        """Step size of the adaptation at deployment, as `adaptation_step_size`."""
+        return self.adaptation_step_size(message)
+
+    @property
+    def learns_step_size(self) -> bool:
+        """Whether the message holds a learned step size beside the parameters."""
+        return False
+
+    @property
+    def personalization_steps(self) -> int:
+        """Number of policy-gradient steps in which a saved run is personalized when the user names no number."""
+        return 1
+
+    @property
+    def curvature_trajectories(self) -> int:
+        """Number of trajectories of one curvature estimate; 0 for algorithms without any."""
+        return 0
+
+    @property
+    def smallest_curvature_batch(self) -> int:
+        """Smallest number of trajectories that a curvature estimate may be computed from."""
+        return 2
+
+    # Uploads, personal parts and records.
+
+    def unchanged_upload(self, message: PyTree) -> PyTree:
+        """Return the upload of an agent that learns nothing from a message.
+
+        Privacy, attacks and control variates take an upload's difference from it for the agent's displacement. Override
+        it where the upload is a part of the message, or something else.
+        """
+        return message
+
+    @property
+    def uploads_whole_messages(self) -> bool:
+        """Whether every upload is the message, changed: in its structure, with nothing left out."""
+        return type(self).unchanged_upload is Algorithm.unchanged_upload and not self.uploads_may_be_empty
+
+    def with_personal_part(self, message: PyTree, state: PyTree) -> PyTree:
+        """Return the message as one agent sees it: with its own values of the part that stays with the agents."""
+        return message
+
+    def diagnostics(self, state: PyTree) -> Mapping[str, Array]:
+        """Return named numbers from a client state to record with every evaluation, such as an agent's own weight."""
+        return {}
+
+    # Requirements, checked before anything is compiled.
+
+    @property
+    def least_agents(self) -> int:
+        """Smallest number of agents that a round needs."""
+        return 1
+
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
+        """Raise `UserError` for a fleet or a policy that the algorithm cannot train."""
+        return
+
+    def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
+        """Raise `UserError` if the algorithm cannot run with `present` of `agents` agents per round."""
+        return
 
 
 def local_steps(
     step: Callable[[PyTree, StepKeys], PyTree], carry: PyTree, agent: Objective, key: PRNGKeyArray, count: int
 ) -> PyTree:
-    """theta^0 -> theta^tau, lines 4-7 of Algorithm 1: compiled into one loop, or in Python for a Python sampler.
+    """Apply `count` local steps, theta^0 -> theta^tau in lines 4-7 of Algorithm 1.
 
-    What is carried from step to step may hold more than the parameters.
+    Compiled into one loop, or run in Python for a Python sampler. The carry may hold more than the parameters.
     """
     keys = jax.random.split(key, (count, len(StepKeys._fields)))
     if agent.traceable:
@@ -74,9 +177,9 @@ def local_steps(
 
 
 def repeated(step: Callable[[PyTree, Any], PyTree], carry: PyTree, agent: Objective, count: Whole) -> PyTree:
-    """`step(carry, i)` for i = 0 .. count - 1, where the count itself may be traced: none is computed beyond it.
+    """Apply `step(carry, i)` for i = 0 .. count - 1, where the count itself may be traced.
 
-    Under vmap a condition computes both of its branches; this loop goes on only while some lane or agent needs it.
+    Under vmap a condition computes both of its branches; this loop runs only while some lane or agent needs it.
     """
     if agent.traceable:
         return jax.lax.fori_loop(0, count, lambda i, carry: step(carry, i), carry)
@@ -86,18 +189,18 @@ def repeated(step: Callable[[PyTree, Any], PyTree], carry: PyTree, agent: Object
 
 
 def average(uploads: PyTree, weights: Float[Array, " n"]) -> PyTree:
-    """The weighted mean over agents, line 10 of Algorithm 1."""
+    """Weighted mean over agents, line 10 of Algorithm 1."""
     share = weights / jnp.sum(weights)
     return jax.tree.map(lambda x: jnp.sum(x * share.reshape(-1, *[1] * (x.ndim - 1)), axis=0), uploads)
 
 
-def chosen(first: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
-    """One of two trees, by what is known only when a program runs."""
-    return jax.tree.map(lambda x, y: jnp.where(first, x, y), one, other)
+def select(condition: Bool[Array, ""], one: PyTree, other: PyTree) -> PyTree:
+    """Return `one` where a traced condition holds, else `other`, leaf by leaf."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), one, other)
 
 
 def with_trajectories(agent: Objective, name: str) -> PolicyObjective:
-    """The agent, refused where it is not one that shows its trajectories."""
+    """Return the agent; raise `UserError` if it does not expose its trajectories."""
     if not isinstance(agent, PolicyObjective):
         raise UserError(
             f"{name} needs agents that show their trajectories (a PolicyObjective: a sampler and a policy), "
@@ -106,8 +209,16 @@ def with_trajectories(agent: Objective, name: str) -> PolicyObjective:
     return agent
 
 
+def check_algorithm(value: Any, name: str) -> None:
+    """Check that a value is an instance of `Algorithm`."""
+    if not isinstance(value, Algorithm):
+        raise UserError(
+            f"the algorithm {name!r} must subclass perfedrl.algorithms.Algorithm; it is a {type(value).__name__}"
+        )
+
+
 def check_counts(**counts: int) -> None:
-    """Refuse batch sizes and numbers of local steps that are not whole numbers from 1 to a million."""
+    """Check that batch sizes and numbers of local steps are whole numbers from 1 to a million."""
     for name, count in counts.items():
         if not isinstance(count, numbers.Integral) or isinstance(count, bool):
             raise UserError(f"{name} must be a whole number; it is {count!r}")
@@ -118,14 +229,54 @@ def check_counts(**counts: int) -> None:
 
 
 def check_positive(**values: Any) -> None:
-    """Refuse settings that are not finite numbers > 0, where they are numbers and not traced; None is no setting."""
+    """Check that settings are finite numbers > 0; None and traced values pass."""
     for name, value in values.items():
         if isinstance(value, int | float) and not 0 < value <= LARGEST_STEP:
             raise UserError(f"{name} must be a finite number > 0; it is {value}")
 
 
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Check that a setting is one of a few words."""
+    if value not in choices:
+        raise UserError(f"the {name} must be {' or '.join(map(repr, choices))}; it is {value!r}")
+
+
 def check_step_sizes(alpha: Any, beta: Any) -> None:
-    """Refuse alpha < 0 and beta <= 0, where they are numbers and not traced."""
+    """Check that alpha >= 0 and beta > 0; traced values pass."""
     for name, value, fine, bound in (("alpha", alpha, alpha >= 0, ">= 0"), ("beta", beta, beta > 0, "> 0")):
         if isinstance(value, numbers.Real) and not (fine and value <= LARGEST_STEP):
             raise UserError(f"{name} must be a finite number {bound}; it is {value}")
+
+
+def check_agents(algorithm: Algorithm, agents: int, weights: Any = None) -> None:
+    """Check that a fleet is large enough for an algorithm, and that weights are one positive number per agent."""
+    least = algorithm.least_agents
+    if agents < least:
+        raise UserError(f"the aggregation and the attack need at least {least} training agents; there are {agents}")
+    if weights is None:
+        return
+    if not isinstance(weights, Sized):
+        raise UserError(f"weights must be a list of numbers, one per training agent; it is {weights!r}")
+    if len(weights) != agents:
+        raise UserError(f"weights must be one number per training agent, {agents}; there are {len(weights)}")
+    if not all(_positive_weight(w) for w in weights):
+        raise UserError(f"weights must be positive numbers up to {LARGEST_WEIGHT:g}; they are {list(weights)}")
+
+
+def _positive_weight(w: Any) -> bool:
+    return isinstance(w, numbers.Real) and not isinstance(w, bool) and 0 < w <= LARGEST_WEIGHT
+
+
+def agents_per_round(algorithm: Algorithm, agents: int, participation: Any, weights: Any = None) -> int:
+    """Number of agents that a share of the fleet is, at least 1; raise `UserError` if it is too small."""
+    number = isinstance(participation, numbers.Real) and not isinstance(participation, bool)
+    if not number or not 0 < participation <= 1:
+        raise UserError(f"participation is a share of the agents, above 0 and at most 1; it is {participation!r}")
+    present, least = max(1, round(participation * agents)), algorithm.least_agents
+    if present < least:
+        raise UserError(
+            f"a round needs at least {least} agents for its aggregation; participation = {participation:g} of {agents} "
+            f"lets {present} take part"
+        )
+    algorithm.check_participation(agents, present, weights)
+    return present

@@ -1,6 +1,6 @@
 """Control variates for client sampling and client drift: SCAFFOLD (Karimireddy et al., 2020) around an algorithm."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, average, check_positive, local_steps
+from perfedrl.algorithms.base import ServerState, average, check_choice, check_positive, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fedopt import FedOpt
-from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG, check_choice
+from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
 from perfedrl.algorithms.personal import Personal
-from perfedrl.algorithms.private import check_like
-from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated, check_learned
+from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated, check_only_parameters, unwrapped
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys
@@ -24,7 +23,6 @@ from perfedrl.types import Array, Params
 MODES = ("round", "step")
 STEPPED = (FedAvgPG, PerFedAvgPG)
 """Whose local steps can be corrected one by one: what goes from step to step is the message and the state."""
-OF_A_MESSAGE = ("step_size", "deployed_step_size")
 MEMORY = 0.1
 
 
@@ -35,7 +33,7 @@ class With(NamedTuple):
     control: PyTree
 
 
-class ControlVariate(Wrapping):
+class ControlVariate(Wrapper):
     """An algorithm whose server corrects what the sampled agents say by what all of them said last.
 
     `mode = "round"` corrects the sampling of agents. Agent i remembers its displacements as c_i and uploads how its new
@@ -55,7 +53,7 @@ class ControlVariate(Wrapping):
     mode: str = eqx.field(static=True)
     total: float = eqx.field(static=True)
 
-    agents_work = True
+    runs_on_agents = True
 
     def __init__(self, inner: Any, mode: Literal["round", "step"], total: float, memory: float = MEMORY):
         check_federated(inner, "upload to correct")
@@ -64,7 +62,7 @@ class ControlVariate(Wrapping):
         if isinstance(memory, int | float) and memory > 1:
             raise UserError(f"the memory of a control variate is at most 1, the last round alone; it is {memory:g}")
         agents = inner.inner if isinstance(inner, FedOpt) else inner
-        if isinstance(agents, Wrapping) and not isinstance(agents, Personal):
+        if isinstance(agents, Wrapper) and not isinstance(agents, Personal):
             raise UserError(f"a control variate goes inside {type(agents).__name__}, not around it")
         if mode == "step" and not stepped(agents):
             raise UserError(
@@ -73,27 +71,33 @@ class ControlVariate(Wrapping):
             )
         self.inner, self.mode, self.total, self.memory = inner, mode, float(total), memory
 
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if name == "diagnostics":
-            return lambda state: found(state.inner)
-        if name == "with_own":
-            return lambda message, state: found(message, state.inner)
-        return (lambda message: found(self._plain(message))) if name in OF_A_MESSAGE else found
+    def diagnostics(self, state: With) -> Mapping[str, Array]:
+        return self.inner.diagnostics(state.inner)
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def adaptation_step_size(self, message: PyTree) -> Any:
+        return self.inner.adaptation_step_size(self._plain(message))
+
+    def deployment_step_size(self, message: PyTree) -> Any:
+        return self.inner.deployment_step_size(self._plain(message))
+
+    def with_personal_part(self, message: PyTree, state: With) -> PyTree:
+        seen = self.inner.with_personal_part(self._plain(message), state.inner)
+        return message._replace(inner=seen) if self.mode == "step" else seen
+
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """What the inner algorithm refuses, and messages that are more than parameters."""
-        check_learned(self.inner, fleet, policy, "a control variate corrects")
+        check_only_parameters(self.inner, fleet, policy, "a control variate corrects")
 
     def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
         """Refuse a fleet whose weights do not add up to what the server divides by."""
         total = float(agents if weights is None else sum(weights))
         if abs(total - self.total) > 1e-6 * total:
             raise UserError(f"the agents' weights add up to {total:g}; the control variate was made for {self.total:g}")
+        super().check_participation(agents, present, weights)
 
     def init(self, params: Params) -> tuple[ServerState, With]:
         server, client = self.inner.init(params)
-        nothing = jax.tree.map(jnp.zeros_like, as_upload(self.inner, server.message))
+        nothing = jax.tree.map(jnp.zeros_like, self.inner.unchanged_upload(server.message))
         if self.mode == "round":
             return ServerState(server.message, With(server.private, nothing)), With(client, nothing)
         return ServerState(With(server.message, nothing), server.private), With(client, nothing)
@@ -104,8 +108,8 @@ class ControlVariate(Wrapping):
     def _round(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
         """The inner upload less the remembered displacement."""
         upload, inner = self.inner.client(message, state.inner, agent, key)
-        sent = as_upload(self.inner, message)
-        check_like(sent, upload, "control variates are")
+        sent = self.inner.unchanged_upload(message)
+        check_displacement(sent, upload, "control variates are")
         return optax.tree.sub(upload, state.control), With(
             inner, self._remembered(state.control, optax.tree.sub(upload, sent))
         )
@@ -115,10 +119,10 @@ class ControlVariate(Wrapping):
         correction = optax.tree.sub(message.control, state.control)
 
         def step(carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
-            theta, inner = self.inner.step(agent, carry, keys)
+            theta, inner = self._stepping.step(agent, carry, keys)
             return optax.tree.add(theta, correction), inner
 
-        count = self.inner.local_steps
+        count = self._stepping.local_steps
         upload, inner = local_steps(step, (message.inner, state.inner), agent, key, count)
         mean = optax.tree.scale(1 / count, optax.tree.sub(upload, message.inner))
         return upload, With(inner, self._remembered(state.control, optax.tree.sub(mean, correction)))
@@ -128,14 +132,14 @@ class ControlVariate(Wrapping):
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         plain, learned = self._plain(state.message), self.memory * jnp.sum(weights) / self.total
-        said = average(optax.tree.sub(uploads, as_upload(self.inner, plain)), weights)
+        said = average(optax.tree.sub(uploads, self.inner.unchanged_upload(plain)), weights)
         if self.mode == "round":
             inner, control = state.private
             after = self.inner.server(ServerState(plain, inner), optax.tree.add(uploads, control), weights)
             return after._replace(private=With(after.private, optax.tree.add_scale(control, learned, said)))
         after = self.inner.server(ServerState(plain, state.private), uploads, weights)
         control = state.message.control
-        change = optax.tree.sub(optax.tree.scale(1 / self.inner.local_steps, said), control)
+        change = optax.tree.sub(optax.tree.scale(1 / self._stepping.local_steps, said), control)
         return after._replace(message=With(after.message, optax.tree.add_scale(control, learned, change)))
 
     def shared(self, message: PyTree) -> Params:
@@ -144,9 +148,19 @@ class ControlVariate(Wrapping):
     def personalize(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return self.inner.personalize(self._plain(message), state.inner, agent, key, m)
 
-    def as_upload(self, message: PyTree) -> PyTree:
-        """A message with what an upload holds of it."""
-        return as_upload(self.inner, self._plain(message))
+    @property
+    def uploads_whole_messages(self) -> bool:
+        return self.mode == "round" and self.inner.uploads_whole_messages
+
+    def unchanged_upload(self, message: PyTree) -> PyTree:
+        return self.inner.unchanged_upload(self._plain(message))
+
+    @property
+    def _stepping(self) -> FedAvgPG | PerFedAvgPG:
+        """The algorithm whose local steps are corrected one by one."""
+        algorithm = unwrapped(self.inner)
+        assert isinstance(algorithm, STEPPED)
+        return algorithm
 
     def _plain(self, message: PyTree) -> PyTree:
         """The inner algorithm's message."""

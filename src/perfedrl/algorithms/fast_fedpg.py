@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, chosen, repeated
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, repeated, select
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
 
@@ -28,7 +28,7 @@ class Anchor(NamedTuple):
     round: Float[Array, ""]
 
 
-class FastFedPG(eqx.Module):
+class FastFedPG(Algorithm):
     """Local steps along g_i(theta) - g_i(theta-bar) + g(theta-bar), theta-bar the shared parameters (Zhu et al., 2024).
 
     In even rounds agents send a gradient at theta-bar from `m_anchor` trajectories (m when left out), in odd ones where
@@ -79,17 +79,17 @@ class FastFedPG(eqx.Module):
 
         first = optax.tree.add_scale(message.theta, self.beta, message.gradient)
         end = repeated(step, first, agent, jnp.where(asked, 0, self.local_steps - 1))
-        return chosen(asked, own, end), Anchor(own, jnp.where(asked, message.round, state.round))
+        return select(asked, own, end), Anchor(own, jnp.where(asked, message.round, state.round))
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         """The mean of what was asked for takes its place in the message."""
         asked, mean, message = even(state.message), average(uploads, weights), state.message
-        theta, gradient = chosen(asked, message.theta, mean), chosen(asked, mean, message.gradient)
+        theta, gradient = select(asked, message.theta, mean), select(asked, mean, message.gradient)
         return ServerState(Broadcast(theta, gradient, message.round + 1))
 
-    def as_upload(self, message: Broadcast) -> Params:
-        """What an upload displaces, for privacy and attacks: no gradient, or the parameters."""
-        return chosen(even(message), jax.tree.map(jnp.zeros_like, message.theta), message.theta)
+    def unchanged_upload(self, message: Broadcast) -> Params:
+        """A gradient of zero in even rounds, and the shared parameters in odd ones."""
+        return select(even(message), jax.tree.map(jnp.zeros_like, message.theta), message.theta)
 
     def shared(self, message: Broadcast) -> Params:
         return message.theta

@@ -7,12 +7,12 @@ import equinox as eqx
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, local_steps
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
 
 
-class FedAvgPG(eqx.Module):
+class FedAvgPG(Algorithm):
     """Local policy-gradient steps on each agent's own return, then averaging.
 
     Each step uses one estimate from m trajectories: m = m_in + m_h + m_out gives it the budget of exact Per-FedAvg-PG.

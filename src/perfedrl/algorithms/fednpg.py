@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -37,7 +38,7 @@ class Known(NamedTuple):
     seen: Table
 
 
-class FedNPG(eqx.Module):
+class FedNPG(Algorithm):
     """Mirror steps on the mean of the agents' soft action values (Yang et al., 2024; their star topology).
 
     theta <- (1 - c) theta + c A / entropy, c = beta entropy / (1 - gamma) and A the mean over agents of the soft
@@ -63,7 +64,7 @@ class FedNPG(eqx.Module):
     def trajectories_per_round(self) -> int:
         return self.m
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse what has no table of action values, and steps beyond soft policy iteration."""
         if not isinstance(policy, TableSoftmax) or (fleet.traceable and not isinstance(fleet.train, TabularMDP)):
             raise UserError(

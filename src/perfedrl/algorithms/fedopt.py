@@ -7,9 +7,8 @@ import jax
 import optax
 from jaxtyping import Float, PyTree
 
-from perfedrl.algorithms.base import ServerState, check_positive
-from perfedrl.algorithms.per_fedavg_pg import check_choice
-from perfedrl.algorithms.wrapping import Wrapping, check_federated, check_learned
+from perfedrl.algorithms.base import ServerState, check_choice, check_positive
+from perfedrl.algorithms.wrapper import Wrapper, check_federated, check_only_parameters
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Params
@@ -17,14 +16,14 @@ from perfedrl.types import Array, Params
 OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 
 
-class Moments(NamedTuple):
+class OptimizerState(NamedTuple):
     """The server's private part: the inner algorithm's, and the optimizer's state."""
 
     inner: PyTree
     moments: PyTree
 
 
-class FedOpt(Wrapping):
+class FedOpt(Wrapper):
     """An algorithm whose server goes `rate` times an optimizer's direction instead of all the way to the mean.
 
     What the inner server would move the message by is the pseudo-gradient. "sgd" is a plain step, the inner algorithm
@@ -58,13 +57,13 @@ class FedOpt(Wrapping):
         self.inner, self.rate, self.optimizer = inner, rate, optimizer
         self.momentum, self.b1, self.b2, self.eps = momentum, b1, b2, eps
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """What the inner algorithm refuses, and messages that are more than parameters."""
-        check_learned(self.inner, fleet, policy, "a server's optimizer moves")
+        check_only_parameters(self.inner, fleet, policy, "a server's optimizer moves")
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
-        return ServerState(server.message, Moments(server.private, self._direction.init(server.message))), client
+        return ServerState(server.message, OptimizerState(server.private, self._direction.init(server.message))), client
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         inner, moments = state.private
@@ -73,7 +72,7 @@ class FedOpt(Wrapping):
         direction, moments = self._direction.update(moved, moments)
         # From where the inner server arrives, so that its own step has its own bits.
         to = lambda new, d, m: new + (self.rate * d - m)  # noqa: E731
-        return ServerState(jax.tree.map(to, after.message, direction, moved), Moments(after.private, moments))
+        return ServerState(jax.tree.map(to, after.message, direction, moved), OptimizerState(after.private, moments))
 
     @property
     def _direction(self) -> optax.GradientTransformation:

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -27,7 +28,7 @@ from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
-class FedSARSA(eqx.Module):
+class FedSARSA(Algorithm):
     """Local SARSA steps on each agent's own transitions, then averaging (Zhang et al., 2024).
 
     Action values are Q(s, a) = temperature * theta . phi(s, a), the policy's logits in the unit of rewards, and the
@@ -53,7 +54,7 @@ class FedSARSA(eqx.Module):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse policies whose logits are no linear action values, and episodes without a transition."""
         finite = isinstance(fleet.train, TabularMDP) or not fleet.traceable
         if not finite or not isinstance(policy, TableSoftmax | LogLinearSoftmax):

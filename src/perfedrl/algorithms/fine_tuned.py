@@ -6,12 +6,12 @@ import equinox as eqx
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, local_steps
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params, Scalar, StepSize
 
 
-class FineTuned(eqx.Module):
+class FineTuned(Algorithm):
     """Train one shared policy by FedAvg-PG, then let every agent go on alone from it.
 
     At deployment `fine_tuning_steps` policy-gradient steps of alpha share the agent's trajectories. With one of them it
@@ -31,8 +31,7 @@ class FineTuned(eqx.Module):
         self.local_steps, self.m, self.fine_tuning_steps = local_steps, m, fine_tuning_steps
 
     @property
-    def adaptation_steps(self) -> int:
-        """How many steps a deployment takes."""
+    def personalization_steps(self) -> int:
         return self.fine_tuning_steps
 
     @property

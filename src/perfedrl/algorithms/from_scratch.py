@@ -5,13 +5,13 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, check_counts, check_step_sizes
+from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_step_sizes
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
 
-class FromScratch(eqx.Module):
+class FromScratch(Algorithm):
     """What an agent reaches by `steps` policy-gradient steps of alpha from the policy's start, without a federation.
 
     The yardstick of few-shot personalization: what others learn in training is worth what they gain over it. Rounds
@@ -22,10 +22,6 @@ class FromScratch(eqx.Module):
     steps: int = eqx.field(static=True)
 
     federated = False
-    """Nothing is learned in common, and nothing sent."""
-
-    serves_unseen = True
-    """An agent that never took part starts where all do."""
 
     def __init__(self, alpha: float, steps: int = 10):
         check_step_sizes(alpha, 1.0)
@@ -33,8 +29,7 @@ class FromScratch(eqx.Module):
         self.alpha, self.steps = alpha, steps
 
     @property
-    def adaptation_steps(self) -> int:
-        """How many steps a deployment takes."""
+    def personalization_steps(self) -> int:
         return self.steps
 
     @property

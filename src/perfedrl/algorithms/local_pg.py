@@ -6,12 +6,12 @@ import equinox as eqx
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_step_sizes, local_steps
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.types import Array, Params
 
 
-class LocalPG(eqx.Module):
+class LocalPG(Algorithm):
     """Policy-gradient steps of each agent on its own return; nothing is sent, and nothing is shared but the start.
 
     The paper's from-scratch baseline (Appendix C.2), whose largest budget is the specialist. A round is `local_steps`
@@ -23,10 +23,7 @@ class LocalPG(eqx.Module):
     m: int = eqx.field(static=True)
 
     federated = False
-    """There is no initialization in it for others to personalize."""
-
     serves_unseen = False
-    """An agent that never took part has learned nothing."""
 
     def __init__(self, beta: float, local_steps: int = 1, m: int = 20):
         check_step_sizes(0.0, beta)

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -48,7 +49,7 @@ class Pair(NamedTuple):
     weight: Float[Array, ""]
 
 
-class Mixing(eqx.Module):
+class Mixing(Algorithm):
     """Agent i deploys theta_i = (1 - lambda_i) v_i + lambda_i w: w is averaged, v_i and lambda_i stay with the agent.
 
     A local step is w_i + beta g(w_i) and v_i + beta (1 - lambda_i) g(theta_i), each gradient from m trajectories, and,
@@ -95,7 +96,7 @@ class Mixing(eqx.Module):
         self.alpha, self.beta, self.weight, self.weight_rate = alpha, beta, weight, weight_rate
         self.gradient, self.radius, self.local_steps, self.m = gradient, float(radius), local_steps, m
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse agents without episodes to gradients from returns."""
         if self.gradient == "zeroth-order" and brings_examples(fleet.train):
             raise UserError(

@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes, local_steps
+from perfedrl.algorithms.base import (
+    Algorithm,
+    ServerState,
+    average,
+    check_choice,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+)
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys
@@ -31,7 +40,7 @@ class Learned(NamedTuple):
     log_step: Params
 
 
-class PerFedAvgPG(eqx.Module):
+class PerFedAvgPG(Algorithm):
     """Learn an initialization that is good after a policy-gradient step, in both variants of the paper and beyond.
 
     `variant = "exact"` estimates the curvature from m_h trajectories (eq. 7); `"first-order"` drops it (Section 5) and
@@ -105,8 +114,11 @@ class PerFedAvgPG(eqx.Module):
         return self.local_steps * (self.adaptation_steps * (self.m_in + curvature) + self.m_out)
 
     @property
+    def curvature_trajectories(self) -> int:
+        return self.m_h
+
+    @property
     def smallest_curvature_batch(self) -> int:
-        """What a curvature estimate may have to do with at a time."""
         if self.variant == "first-order" or self.control == AUTO:
             return SMALLEST_BATCH // 2
         return self.m_h // 2 if self.control == "shrink" else self.m_h
@@ -116,7 +128,7 @@ class PerFedAvgPG(eqx.Module):
         state = (
             () if self.variant == "first-order" else initial_moments() if self.control == AUTO else self._control.init()
         )
-        if self.learn_alpha == "no":
+        if not self.learns_step_size:
             return ServerState(params), state
         log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
         return ServerState(Learned(params, log_step)), state
@@ -128,7 +140,7 @@ class PerFedAvgPG(eqx.Module):
     def step(self, agent: Objective, carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
         """One local ascent step, line 6, and one of the step size where it is learned."""
         message, state = carry
-        theta, alpha = self.shared(message), self.step_size(message)
+        theta, alpha = self.shared(message), self.adaptation_step_size(message)
         if self.variant == "exact" and self.control == AUTO:
             split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state, self.limit)
             direction, path, g_out, state = split
@@ -143,7 +155,7 @@ class PerFedAvgPG(eqx.Module):
         if self.clip is not None:
             direction = clipped_to_length(direction, self.clip)
         theta = optax.tree.add_scale(theta, self.beta, direction)
-        if self.learn_alpha == "no":
+        if not self.learns_step_size:
             return theta, state
         moved = optax.tree.sub(path.end, self.shared(message))
         return Learned(theta, self._longer(message.log_step, alpha, by_step, moved, g_out)), state
@@ -171,30 +183,31 @@ class PerFedAvgPG(eqx.Module):
         return ServerState(average(uploads, weights))
 
     def shared(self, message: PyTree) -> Params:
-        return message if self.learn_alpha == "no" else message.theta
+        return message if not self.learns_step_size else message.theta
 
-    def step_size(self, message: PyTree) -> StepSize:
-        """The adaptation step size in training, learned or not."""
+    @property
+    def learns_step_size(self) -> bool:
+        return self.learn_alpha != "no"
+
+    @property
+    def personalization_steps(self) -> int:
+        return self.adaptation_steps
+
+    def adaptation_step_size(self, message: PyTree) -> StepSize:
         return self._multiplied(message, self.alpha)
 
-    def deployed_step_size(self, message: PyTree) -> StepSize:
-        """The one that agents personalize with."""
+    def deployment_step_size(self, message: PyTree) -> StepSize:
         return self._multiplied(message, self.alpha if self.deployment_alpha is None else self.deployment_alpha)
 
     def _multiplied(self, message: PyTree, alpha: Any) -> StepSize:
-        if self.learn_alpha == "no":
+        if not self.learns_step_size:
             return alpha
         return jax.tree.map(lambda w: alpha * jnp.exp(w), message.log_step)
 
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """theta^K + alpha g_in, line 12; several steps share the m trajectories."""
         steps = self.deployment_steps or self.adaptation_steps
-        return fine_tune(agent, self.shared(message), self.deployed_step_size(message), key, m, steps)
-
-
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UserError(f"the {name} must be {' or '.join(map(repr, choices))}; it is {value!r}")
+        return fine_tune(agent, self.shared(message), self.deployment_step_size(message), key, m, steps)
 
 
 def check_control(control: str, variant: str, steps: int, m_h: int, m_out: int) -> None:

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import ServerState
-from perfedrl.algorithms.private import check_like
-from perfedrl.algorithms.wrapping import Wrapping, check_federated
+from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
@@ -23,7 +22,7 @@ class Own(NamedTuple):
     kept: dict[str, Array]
 
 
-class Personal(Wrapping):
+class Personal(Wrapper):
     """An algorithm that leaves a part of the parameters with the agents: those whose path has one of the `names`.
 
     A name is a key, "normalizer", or several in a row, "normalizer.rewards". An agent works with its own values of
@@ -37,19 +36,18 @@ class Personal(Wrapping):
 
     names: tuple[str, ...] = eqx.field(static=True)
 
-    agents_work = True
+    runs_on_agents = True
 
     def __init__(self, inner: Any, names: tuple[str, ...]):
         check_federated(inner, "part of an upload to keep back")
-        if isinstance(inner, Wrapping):
+        if isinstance(inner, Wrapper):
             raise UserError(f"personal parameters go inside {type(inner).__name__}, not around it")
         if isinstance(names, str) or not names or not all(isinstance(name, str) and name for name in names):
             raise UserError(f"personal parameters go by names, such as ('normalizer',); they are {names!r}")
         self.inner, self.names = inner, tuple(names)
 
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return (lambda state: found(state.inner)) if name == "diagnostics" else found
+    def diagnostics(self, state: Own) -> Mapping[str, Array]:
+        return self.inner.diagnostics(state.inner)
 
     def init(self, params: Params) -> tuple[ServerState, Own]:
         server, client = self.inner.init(params)
@@ -60,9 +58,9 @@ class Personal(Wrapping):
         return server, Own(client, kept)
 
     def client(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, Own]:
-        upload, inner = self.inner.client(self.with_own(message, state), state.inner, agent, key)
-        check_like(message, upload, "personal parameters are")
-        return self.as_upload(upload), Own(inner, self._own(upload))
+        upload, inner = self.inner.client(self.with_personal_part(message, state), state.inner, agent, key)
+        check_displacement(message, upload, "personal parameters are")
+        return self.unchanged_upload(upload), Own(inner, self._own(upload))
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         start = self._own(state.message)
@@ -72,13 +70,17 @@ class Personal(Wrapping):
         return after._replace(message=self._put(after.message, start))
 
     def personalize(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        return self.inner.personalize(self.with_own(message, state), state.inner, agent, key, m)
+        return self.inner.personalize(self.with_personal_part(message, state), state.inner, agent, key, m)
 
-    def with_own(self, message: PyTree, state: Own) -> PyTree:
+    def with_personal_part(self, message: PyTree, state: Own) -> PyTree:
         """A message as an agent sees it: with its own values of what is personal."""
         return self._put(message, state.kept)
 
-    def as_upload(self, message: PyTree) -> PyTree:
+    @property
+    def uploads_whole_messages(self) -> bool:
+        return False
+
+    def unchanged_upload(self, message: PyTree) -> PyTree:
         """A message less what is personal, as uploads are."""
         nothing = {path: jnp.zeros(0, jnp.result_type(x)) for path, x in self._own(message).items()}
         return self._put(message, nothing)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_positive, local_steps
 from perfedrl.algorithms.proximal import Near, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.estimators.meta import iterate, step_keys
@@ -23,7 +23,7 @@ class Going(NamedTuple):
     near: Near
 
 
-class PFedMe(eqx.Module):
+class PFedMe(Algorithm):
     """Maximize the mean over agents of max_theta J_i(theta) - weight/2 |theta - w|^2 over w (Dinh et al. 2020).
 
     A local step approximates agent i's maximizer theta_i by `proximal_steps` steps of size alpha from m trajectories

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, local_steps
 from perfedrl.algorithms.proximal import Near, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective
 from perfedrl.estimators.meta import iterate, step_keys
@@ -22,7 +22,7 @@ class Pulling(NamedTuple):
     pull: Params
 
 
-class PMetaRL(eqx.Module):
+class PMetaRL(Algorithm):
     """Alternate between personal policies near a meta-policy w and w itself, which stays fixed during a round.
 
     In a round agent i takes `local_steps` steps of size alpha from m trajectories each on J_i(theta) -

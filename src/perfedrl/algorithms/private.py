@@ -8,7 +8,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import LARGEST_STEP
-from perfedrl.algorithms.wrapping import Wrapping, as_upload, check_federated
+from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
 from perfedrl.types import Scalar
@@ -17,7 +17,7 @@ NOISE = 2**32 - 1
 """Folded into a round's key for the simulated noise; training splits the key into fewer parts than that."""
 
 
-class Private(Wrapping):
+class Private(Wrapper):
     """An algorithm whose uploads are clipped and noised: a local Gaussian mechanism of each agent.
 
     The inner client works with the key it has without privacy, so its draws are the same. The noise of a simulation
@@ -35,7 +35,7 @@ class Private(Wrapping):
 
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         upload, state = self.inner.client(message, state, agent, key)
-        sent = as_upload(self.inner, message)
+        sent = self.inner.unchanged_upload(message)
         return privatize(sent, upload, self.clip, self.noise, jax.random.fold_in(key, NOISE)), state
 
 
@@ -46,7 +46,7 @@ def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key:
     key must be made from the operating system's entropy and stay with the agent: the server knows the keys of training,
     and with one of those it could subtract the noise. An upload that is not finite counts as the message.
     """
-    check_like(message, upload, "privacy is")
+    check_displacement(message, upload, "privacy is")
     length = optax.tree.norm(optax.tree.sub(upload, message))
     short, long = length <= clip, jnp.isfinite(length) & (length > clip)
     share = jnp.where(long, clip / jnp.where(long, length, 1), 0)
@@ -60,13 +60,6 @@ def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key:
         return jnp.where(noise > 0, moved + noise * clip * z, moved)
 
     return jax.tree.map(noised, message, upload, drawn)
-
-
-def check_like(message: PyTree, upload: PyTree, what: str) -> None:
-    """Refuse uploads that are no displaced message."""
-    shape = lambda tree: (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])  # noqa: E731
-    if shape(message) != shape(upload):
-        raise UserError(f"{what} for algorithms whose upload is a changed message, which this one's is not")
 
 
 def check_privacy(clip: Any, noise: Any) -> None:

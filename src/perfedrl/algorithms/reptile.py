@@ -6,13 +6,13 @@ import equinox as eqx
 import jax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_positive, check_step_sizes
 from perfedrl.algorithms.fine_tuned import ascend, fine_tune
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
 
-class Reptile(eqx.Module):
+class Reptile(Algorithm):
     """An initialization from which a few local steps go far, learned without any second derivative.
 
     Agents work as in FedAvg-PG; the server goes from theta to theta + `server_step` (mean_i theta_i - theta). The more
@@ -41,6 +41,10 @@ class Reptile(eqx.Module):
         check_counts(local_steps=local_steps, m=m, adaptation_steps=adaptation_steps)
         self.alpha, self.beta, self.server_step = alpha, beta, server_step
         self.local_steps, self.m, self.adaptation_steps = local_steps, m, adaptation_steps
+
+    @property
+    def personalization_steps(self) -> int:
+        return self.adaptation_steps
 
     @property
     def trajectories_per_round(self) -> int:

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -45,7 +46,7 @@ class Seen(NamedTuple):
         )
 
 
-class SGMRL(eqx.Module):
+class SGMRL(Algorithm):
     """Learn an initialization that is good after a step along a sampled gradient (Fallah et al., 2021).
 
     The paper's F_i(theta) = J_i(theta + alpha grad J_i(theta)) has the expected gradient inside, for which a batch can
@@ -82,7 +83,7 @@ class SGMRL(eqx.Module):
         self.alpha, self.beta, self.clip = alpha, beta, clip
         self.local_steps, self.m_in, self.m_out, self.score_baseline = local_steps, m_in, m_out, score_baseline
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse agents that have examples and no trajectories."""
         if brings_examples(fleet.train):
             with_trajectories(Sampled(policy)(fleet.task(0)), "sg-mrl")

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, average, check_counts, check_positive, check_step_sizes, local_steps
+from perfedrl.algorithms.base import (
+    Algorithm,
+    ServerState,
+    average,
+    check_counts,
+    check_positive,
+    check_step_sizes,
+    local_steps,
+)
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
@@ -27,7 +35,7 @@ class Headed(NamedTuple):
     trained: Float[Array, ""]
 
 
-class SharedRepresentation(eqx.Module):
+class SharedRepresentation(Algorithm):
     """PFedRL-Rep by policy gradients (Xiong et al. 2025): a shared representation, and a head for every agent.
 
     In a round an agent takes `head_steps` policy-gradient steps of its head, of size head_beta (beta when left out),
@@ -71,10 +79,14 @@ class SharedRepresentation(eqx.Module):
         self.adapt, self.adaptation_steps = adapt, adaptation_steps
 
     @property
+    def personalization_steps(self) -> int:
+        return self.adaptation_steps
+
+    @property
     def trajectories_per_round(self) -> int:
         return (self.head_steps + self.local_steps) * self.m
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse policies without a hidden layer: they have no representation to share."""
         check_layers(jax.eval_shape(policy.init, jax.random.key(0)))
 
@@ -85,7 +97,7 @@ class SharedRepresentation(eqx.Module):
 
     def client(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Headed]:
         """Steps of the head under the received representation, then of the representation under the new head."""
-        is_head, theta = heads(message), self.with_own(message, state)
+        is_head, theta = heads(message), self.with_personal_part(message, state)
         is_body = jax.tree.map(lambda head: not head, is_head)
         by = self.beta if self.head_beta is None else self.head_beta
         if self.head_steps:
@@ -93,7 +105,7 @@ class SharedRepresentation(eqx.Module):
             theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD), self.head_steps)
         step = lambda theta, keys: self.step(agent, is_body, self.beta, self.m, theta, keys.outer)  # noqa: E731
         theta = local_steps(step, theta, agent, key, self.local_steps)
-        return self.as_upload(theta), Headed(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
+        return self.unchanged_upload(theta), Headed(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
 
     def step(self, agent: Objective, moved: PyTree, by: Any, m: int, theta: Params, key: PRNGKeyArray) -> Params:
         """One ascent step of those parameters that are to be moved."""
@@ -111,7 +123,7 @@ class SharedRepresentation(eqx.Module):
 
     def personalize(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """The representation under the agent's head, after the steps of deployment."""
-        theta = self.with_own(message, state)
+        theta = self.with_personal_part(message, state)
         if m == 0:
             return theta
         steps = min(self.adaptation_steps, m)
@@ -119,13 +131,13 @@ class SharedRepresentation(eqx.Module):
         step = lambda theta, key: (self.step(agent, moved, self.alpha, m // steps, theta, key), ())  # noqa: E731
         return iterate(agent, step, theta, step_keys(key, steps))[0]
 
-    def with_own(self, message: Params, state: Headed) -> Params:
-        """A message as an agent sees it: under its own head, or the message's where it never took part."""
+    def with_personal_part(self, message: Params, state: Headed) -> Params:
+        """Return the message with the agent's own head; the message's head for an agent that never took part."""
         own = lambda mine, x: x if mine is None else jnp.where(state.trained > 0, mine, x)  # noqa: E731
         return jax.tree.map(own, state.head, message, is_leaf=lambda x: x is None)
 
-    def as_upload(self, message: Params) -> Params:
-        """A message less the head, as uploads are."""
+    def unchanged_upload(self, message: Params) -> Params:
+        """Return the message with empty arrays in place of the head."""
         nothing = lambda head, x: jnp.zeros(0, jnp.result_type(x)) if head else x  # noqa: E731
         return jax.tree.map(nothing, heads(message), message)
 

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -26,7 +27,7 @@ from perfedrl.exact.tabular import ExactObjective, J
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
-class SoftmaxFedPG(eqx.Module):
+class SoftmaxFedPG(Algorithm):
     """Federated softmax policy gradient in heterogeneous environments (Labbi et al., 2025).
 
     `regularization` lambda turns the return into E sum_t gamma^t (r_t + lambda H(pi(.|s_t))), entropy included in what
@@ -63,7 +64,7 @@ class SoftmaxFedPG(eqx.Module):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse policies that are no softmax over finitely many actions in finitely many states."""
         if not hasattr(policy, "probabilities"):
             raise UserError(

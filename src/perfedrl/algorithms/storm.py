@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import (
+    Algorithm,
     ServerState,
     average,
     check_counts,
@@ -69,7 +70,7 @@ class Going(NamedTuple):
     begun: Float[Array, ""]
 
 
-class StormPG(eqx.Module):
+class StormPG(Algorithm):
     """First-order Per-FedAvg-PG with recursive momentum (STORM) in the inner and the outer gradient of a round.
 
     d_t = g(theta_t; xi_t) + (1 - momentum) (d_{t-1} - g_w(theta_{t-1}; xi_t)): the last estimate is carried over, less
@@ -108,7 +109,7 @@ class StormPG(eqx.Module):
         self.alpha, self.beta, self.momentum, self.clip_weight, self.clip = alpha, beta, momentum, clip_weight, clip
         self.local_steps, self.m_in, self.m_out = local_steps, m_in, m_out
 
-    def check(self, fleet: Fleet, policy: Any) -> None:
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse agents that have examples and no trajectories."""
         if brings_examples(fleet.train):
             with_trajectories(Sampled(policy)(fleet.task(0)), "per-fedavg-storm")

@@ -12,6 +12,7 @@ from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
+from perfedrl.simulation.measurements import deployed_step_size
 from perfedrl.simulation.simulator import Simulation
 
 
@@ -63,20 +64,14 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
 
 def check_shared(run: Run) -> None:
     """Refuse a run that learned nothing for others."""
-    if not getattr(run.config.parts.algorithm, "federated", True):
+    if not run.config.parts.algorithm.federated:
         raise UserError(f"{run.folder.name} trained every agent alone: there is no shared initialization to adapt")
 
 
 def adaptation_step(run: Run, alpha: float | None, lane: int) -> Any:
     """The step size to adapt with: the given one, or the run's own, which may be one for every parameter."""
     check_shared(run)
-    algorithm = run.config.parts.algorithm
-    if alpha is None and hasattr(algorithm, "deployed_step_size"):
-        return algorithm.deployed_step_size(jax.tree.map(lambda x: x[lane], run.message))
-    alpha = run.config.algorithm.get("alpha") if alpha is None else alpha
     if alpha is None:
-        raise UserError(
-            f"the algorithm of {run.folder.name} has no adaptation step size alpha: say which to adapt with"
-        )
+        return deployed_step_size(run.config.parts.algorithm, jax.tree.map(lambda x: x[lane], run.message))
     check_step_sizes(alpha, 1.0)
     return alpha

@@ -19,14 +19,17 @@ from perfedrl.algorithms import (
     Attacked,
     ControlVariate,
     FedOpt,
+    Personal,
     Private,
     Robust,
 )
-from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves
+from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
+from perfedrl.algorithms.composition import Layer, compose
+from perfedrl.algorithms.wrapper import check_federated
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
-from perfedrl.experiments.normalization import check_curvature, keep_local, normalize
+from perfedrl.experiments.normalization import check_curvature, normalize, personal_moments
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import Registry, abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
@@ -100,89 +103,60 @@ def build(config: Any) -> Parts:
     policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name"))
     check_kind(policy, Policy, "policy", config.policy["name"])
     algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
-    check_kind(algorithm, Algorithm, "algorithm", config.algorithm["name"])
-    check_serves(algorithm, fleet, policy)
+    check_algorithm(algorithm, config.algorithm["name"])
+    algorithm.check_supports(fleet, policy)
     policy = normalize(config.normalization, fleet, policy, algorithm)
     agent = Sampled(policy, made(config.curvature, CURVATURES), made(config.baseline, BASELINES), config.entropy)
     check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])
     check_curvature(policy, agent.forms.curvature)
-    check_estimates(fleet, agent, getattr(algorithm, "smallest_curvature_batch", 2))
+    check_estimates(fleet, agent, algorithm.smallest_curvature_batch)
     evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
-    if not getattr(algorithm, "serves_unseen", True) and fleet.held_out is not None:
+    if not algorithm.serves_unseen and fleet.held_out is not None:
         raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
     weights = (config.aggregation or {}).get("weights")
     check_agents(algorithm, fleet.agents, weights)
     wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))
     check_agents(wrapped, fleet.agents, weights)
-    check_participation(wrapped, fleet.agents, config.participation, weights)
+    agents_per_round(wrapped, fleet.agents, config.participation, weights)
     if wrapped is not algorithm:
-        check_serves(wrapped, fleet, policy)
+        wrapped.check_supports(fleet, policy)
     return Parts(fleet, policy, agent, wrapped, evaluation, weights)
 
 
 def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
-    """The algorithm with what else a config asks for around it; `total` is what the agents' weights add up to.
+    """Put the wrappers that a config asks for around its algorithm; `total` is the sum of the agents' weights."""
+    moments = config.normalization
+    return compose(
+        algorithm,
+        layers_of(config, algorithm, total),
+        name=config.algorithm["name"],
+        averages_moments=moments is not None and "federated" in (moments.observations, moments.rewards),
+    )
 
-    Agents keep what is their own and protect what they send, the server aggregates it and steps, control variates
-    correct what both do, and attackers come between the two.
-    """
-    check_together(config, algorithm)
-    algorithm = keep_local(config.normalization, algorithm)
+
+def layers_of(config: Any, algorithm: Algorithm, total: float) -> list[Layer]:
+    """The wrappers that a config asks for, from inside to outside."""
+    layers = []
+    if algorithm.federated and (names := personal_moments(config.normalization)):
+        layers.append(Layer(Personal, {"names": names}))
     if config.privacy is not None:
-        algorithm = Private(algorithm, config.privacy.clip, config.privacy.noise)
+        layers.append(Layer(Private, {"clip": config.privacy.clip, "noise": config.privacy.noise}))
     if config.aggregation is not None:
         aggregation = made(config.aggregation, AGGREGATIONS, "weights")
         check_kind(aggregation, Aggregation, "aggregation", config.aggregation["name"])
-        check_weighted(algorithm, config)
+        check_federated(algorithm, "upload to aggregate")
         if config.aggregation["name"] != "mean":
-            algorithm = Robust(algorithm, aggregation)
+            layers.append(Layer(Robust, {"aggregation": aggregation}))
     if config.server is not None:
-        algorithm = FedOpt(algorithm, **config.server.model_dump())
+        layers.append(Layer(FedOpt, config.server.model_dump()))
     if config.control_variate is not None:
-        algorithm = ControlVariate(algorithm, total=total, **config.control_variate.model_dump())
+        layers.append(Layer(ControlVariate, {"total": total, **config.control_variate.model_dump()}))
     if config.attack is not None:
         attack = made(config.attack, ATTACKS, "agents")
         check_kind(attack, Attack, "attack", config.attack["name"])
-        algorithm = Attacked(algorithm, attack, config.attack["agents"])
-    return algorithm
-
-
-def check_together(config: Any, algorithm: Algorithm) -> None:
-    """Refuse what would not do what it says in company."""
-    control, server, robust = config.control_variate, config.server, (config.aggregation or {"name": "mean"})["name"]
-    if getattr(algorithm, "uploads_arrive", False) and (config.privacy or config.attack or robust != "mean"):
-        raise UserError(
-            f"{config.algorithm['name']} has agents who send nothing in some rounds, which [privacy], [attack] and "
-            "aggregations but the mean would take for an upload: leave them out, or take fedavg-pg"
-        )
-    if control is not None and (config.privacy or config.attack or robust != "mean"):
-        raise UserError(
-            "a [control_variate] remembers displacements as they are: leave it out, or [privacy], [attack] and every "
-            "[aggregation] but the mean"
-        )
-    moments = config.normalization
-    if moments is not None and "local" in (moments.observations, moments.rewards) and not plain(algorithm):
-        raise UserError(
-            f'[normalization] with "local" moments keeps a part of a message with the agents, and '
-            f'{config.algorithm["name"]} has uploads of its own: make them "federated", or take fedavg-pg'
-        )
-    if moments is not None and "federated" in (moments.observations, moments.rewards) and (control or server):
-        raise UserError(
-            '[normalization] with "federated" moments averages them round by round, which [control_variate] and '
-            '[server] would change: make them "local", or leave these out'
-        )
-
-
-def plain(algorithm: Algorithm) -> bool:
-    """Whether an upload is a whole changed message, or nothing at all."""
-    return not (hasattr(algorithm, "as_upload") or getattr(algorithm, "uploads_arrive", False))
-
-
-def check_weighted(algorithm: Algorithm, config: Any) -> None:
-    """Refuse weights where nothing is weighted."""
-    if not getattr(algorithm, "federated", True):
-        raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no upload to aggregate")
+        layers.append(Layer(Attacked, {"attack": attack, "agents": config.attack["agents"]}))
+    return layers
 
 
 def named(table: Mapping[str, Any], key: str, what: str, known: Registry) -> tuple[str, dict[str, Any]]:

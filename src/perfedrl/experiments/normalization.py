@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from perfedrl.algorithms import Algorithm, Personal
+from perfedrl.algorithms import Algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators.curvature import CentralDifferences, Curvature
@@ -26,35 +26,34 @@ class Normalization(BaseModel):
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
-def normalize(table: Normalization | None, fleet: Fleet, policy: Any, algorithm: Any) -> Any:
+def normalize(table: Normalization | None, fleet: Fleet, policy: Any, algorithm: Algorithm) -> Any:
     """The policy, normalized where a config asks for it."""
     if table is None:
         return policy
-    if not getattr(algorithm, "federated", True) and "federated" in (table.observations, table.rewards):
+    if not algorithm.federated and "federated" in (table.observations, table.rewards):
         raise UserError(f'{type(algorithm).__name__} sends nothing: its normalization can only be "local" or "none"')
     rate = rate_for(algorithm) if table.rate is None else table.rate
     check_rate(algorithm, rate)
     return normalized(fleet, policy, table.observations != "none", table.rewards != "none", rate)
 
 
-def keep_local(table: Normalization | None, algorithm: Algorithm) -> Algorithm:
-    """The algorithm with those moments that stay with the agents; one that sends nothing keeps them as it is."""
-    if table is None or not getattr(algorithm, "federated", True):
-        return algorithm
-    names = tuple(f"normalizer.{x}" for x in ("observations", "rewards") if getattr(table, x) == "local")
-    return Personal(algorithm, names) if names else algorithm
+def personal_moments(table: Normalization | None) -> tuple[str, ...]:
+    """Names of the moments that stay with the agents, as `Personal` takes them."""
+    homes = {} if table is None else {"observations": table.observations, "rewards": table.rewards}
+    return tuple(f"normalizer.{name}" for name, home in homes.items() if home == "local")
 
 
-def rate_for(algorithm: Any) -> float:
+def rate_for(algorithm: Algorithm) -> float:
     """A tenth of the way in a local step, and in an adaptation step at most half of it."""
     sizes = [(LOCAL_STEP, "beta"), (ADAPTATION_STEP, "alpha"), (ADAPTATION_STEP, "deployment_alpha")]
-    return min((share / size for share, name in sizes if (size := getattr(algorithm, name, None))), default=1.0)
+    found = algorithm.step_sizes
+    return min((share / size for share, name in sizes if (size := found.get(name))), default=1.0)
 
 
-def check_rate(algorithm: Any, rate: float) -> None:
+def check_rate(algorithm: Algorithm, rate: float) -> None:
     """Refuse steps that go beyond a batch's moments; an adaptation that goes there leaves nothing to learn."""
     for name in ("alpha", "beta", "deployment_alpha"):
-        way = (getattr(algorithm, name, None) or 0.0) * rate
+        way = algorithm.step_sizes.get(name, 0.0) * rate
         if way > 1 or (way == 1 and name != "beta"):
             most = "at most 1" if name == "beta" else "less than 1"
             raise UserError(

@@ -89,7 +89,7 @@ def personalize(
     run = run if isinstance(run, Run) else load_run(run)
     check(trajectories=trajectories, steps=1 if steps is None else steps, episodes=episodes)
     if steps is None:
-        steps = min(getattr(run.config.parts.algorithm, "adaptation_steps", 1), trajectories)
+        steps = min(run.config.parts.algorithm.personalization_steps, trajectories)
         trajectories //= steps
     if not whole(draw) or not 0 <= draw < 2**32:
         raise UserError(f"draw must be a whole number from 0 to 2**32 - 1; it is {draw!r}")

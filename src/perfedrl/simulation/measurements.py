@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm
-from perfedrl.algorithms.wrapping import with_own
 from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
@@ -28,7 +27,7 @@ def before_and_after(
     adaptation, episodes = jax.random.split(key)
     own = algorithm.personalize(message, client, evaluation.objective(task), adaptation, evaluation.trajectories)
     measure = lambda params: evaluation.outcomes(task, params, episodes)  # noqa: E731
-    return {"before": measure(algorithm.shared(with_own(algorithm, message, client))), "after": measure(own)}
+    return {"before": measure(algorithm.shared(algorithm.with_personal_part(message, client))), "after": measure(own)}
 
 
 def deploy(
@@ -76,7 +75,7 @@ def step_by_step(
     All are measured over the same episodes, which no step learns from. Steps are as long as at deployment, or alpha.
     """
     objective, (adaptation, episodes) = evaluation.objective(task), jax.random.split(key)
-    theta = algorithm.shared(with_own(algorithm, message, client))
+    theta = algorithm.shared(algorithm.with_personal_part(message, client))
     by = deployed_step_size(algorithm, message) if alpha is None else alpha
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
@@ -88,9 +87,8 @@ def step_by_step(
 
 
 def deployed_step_size(algorithm: Algorithm, message: PyTree) -> Any:
-    """The step size that agents personalize with."""
-    own = getattr(algorithm, "deployed_step_size", None)
-    alpha = getattr(algorithm, "alpha", None) if own is None else own(message)
+    """Step size that agents personalize with; raise `UserError` if the algorithm has none."""
+    alpha = algorithm.deployment_step_size(message)
     if alpha is None:
         raise UserError(f"{type(algorithm).__name__} has no adaptation step size alpha: say which to adapt with")
     return alpha

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from perfedrl.algorithms import Algorithm
-from perfedrl.algorithms.wrapping import least_agents
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Objective
 from perfedrl.simulation.compiled import FleetState, agent_key, taking_part
@@ -72,7 +71,7 @@ def play_round(
             uploads.append(upload)
             took_part.append(i)
         clients.append(client)
-    if len(uploads) < least_agents(algorithm):
+    if len(uploads) < algorithm.least_agents:
         raise UserError(f"round {round_} has too few agents left to go on; {failed}")
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
     server = algorithm.server(state.server, stacked, jnp.asarray(weights[took_part], float))

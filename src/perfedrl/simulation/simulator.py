@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
-from perfedrl.algorithms.wrapping import check_agents, check_participation, check_serves, trajectories_after
+from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import DivergenceError, UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
@@ -64,9 +64,10 @@ class Simulation:
             raise UserError(f"chunk must be at least 1; it is {self.chunk}")
         if self.start_key != "per-seed" and not isinstance(self.start_key, int):
             raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
+        check_algorithm(self.algorithms[0], type(self.algorithms[0]).__name__)
         check_agents(self.algorithms[0], self.fleet.agents, self.weights)
-        check_participation(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
-        check_serves(self.algorithms[0], self.fleet, self.policy)
+        agents_per_round(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
+        self.algorithms[0].check_supports(self.fleet, self.policy)
         if isinstance(self.agent, Exact):
             exact(self.fleet, Sampled(self.policy))
         self._evaluation  # noqa: B018
@@ -84,12 +85,12 @@ class Simulation:
     @cached_property
     def present(self) -> int:
         """How many agents take part in a round."""
-        return check_participation(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
+        return agents_per_round(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
 
     def cost_after(self, rounds: int) -> dict[str, np.ndarray]:
         """What so many rounds cost the mean agent, in whole trajectories and bytes; who sits out pays nothing."""
         mean = lambda cost: np.asarray([round(cost * self.present / self.fleet.agents)])  # noqa: E731
-        cost = trajectories_after(self.algorithms[0], rounds), rounds * self.bytes_per_round
+        cost = self.algorithms[0].trajectories_after(rounds), rounds * self.bytes_per_round
         return {"trajectories": mean(cost[0]), "bytes": mean(cost[1])}
 
     def _chunk(self, decisions: int) -> int | None:
@@ -165,9 +166,10 @@ class Simulation:
         )
 
     def _diagnostics(self, state: FleetState) -> dict[str, np.ndarray]:
-        """What an algorithm says of its last round where it keeps a record: arrays [lane, agent] by name."""
-        said = getattr(self.algorithms[0], "diagnostics", None)
-        return {} if said is None else jax.tree.map(np.asarray, jax.vmap(jax.vmap(said))(state.clients))
+        """The algorithm's diagnostics of every agent: arrays [lane, agent] by name."""
+        if not jax.tree.leaves(state.clients):
+            return {}
+        return jax.tree.map(np.asarray, dict(jax.vmap(jax.vmap(self.algorithms[0].diagnostics))(state.clients)))
 
     def deploy(self, state: FleetState, round_: int) -> Deployment | None:
         """What the initialization is worth to held-out agents (or, without any, to the training agents), by budget."""

@@ -188,7 +188,7 @@ def read_plan(text: str, agent: AgentConfig) -> Config:
     if len(config.seeds) != 1:
         raise UserError(f"a networked plan has exactly one seed; this one has {len(config.seeds)}")
     algorithm, most = config.parts.algorithm, agent.limits.trajectories_per_round
-    if not getattr(algorithm, "federated", True):
+    if not algorithm.federated:
         raise UserError(
             f"the plan's algorithm {config.algorithm['name']!r} sends nothing: there is no federation in it"
         )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import Algorithm, Private, privatize
-from perfedrl.algorithms.wrapping import Wrapping, as_upload, of_agents, with_own
+from perfedrl.algorithms.wrapper import Wrapper, agent_side
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, whole
@@ -66,7 +66,7 @@ class Work:
     def __init__(self, config: Config, agent: AgentConfig, number: int):
         parts = config.parts
         self.config, self.limits, self.number = config, agent.limits, number
-        self.algorithm, self.private = of_agents(parts.algorithm), privacy_of(parts.algorithm)
+        self.algorithm, self.private = agent_side(parts.algorithm), privacy_of(parts.algorithm)
         whole_fleet = Simulation(
             parts.fleet, parts.policy, [self.algorithm], config.seeds, parts.agent, start_key=config.start
         )
@@ -97,7 +97,9 @@ class Work:
             check_finite((upload, after), f"what the agent learned in round {round_}", ": lower alpha or beta")
             return upload, after
         key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))
-        upload = _privatize(as_upload(self.algorithm, message), upload, self.private.clip, self.private.noise, key)
+        upload = _privatize(
+            self.algorithm.unchanged_upload(message), upload, self.private.clip, self.private.noise, key
+        )
         return jax.tree.map(np.asarray, upload), after if finite(after) else state
 
     def evaluate(self, message: PyTree, state: PyTree, round_: int) -> Measured:
@@ -115,7 +117,7 @@ class Work:
         self._check_episodes()
         own = self._timed(self._hand.own(m), message, state, OWN + draw)
         check_finite(own, "the agent's own parameters", ": lower alpha")
-        start = self.algorithm.shared(with_own(self.algorithm, message, state))
+        start = self.algorithm.shared(self.algorithm.with_personal_part(message, state))
         both = jax.tree.map(np.asarray, start), own
         return own, as_measured(self._timed(self._hand.worth, both, state, OWN + draw))
 
@@ -140,7 +142,7 @@ class Work:
 
 def privacy_of(algorithm: Algorithm) -> Private | None:
     """The layer of an algorithm that protects its uploads, if there is one."""
-    while isinstance(algorithm, Wrapping):
+    while isinstance(algorithm, Wrapper):
         if isinstance(algorithm, Private):
             return algorithm
         algorithm = algorithm.inner

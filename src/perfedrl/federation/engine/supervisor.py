@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfedrl.algorithms.wrapping import least_agents
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.store import has_run
@@ -65,7 +64,7 @@ def prepare(
     needed, there = config.parts.fleet.agents, len(fleet.about.agents)
     if needed > there:
         raise UserError(f"the config needs {needed} agents, and the fleet in {fleet.folder} has {there}")
-    least = max(terms.min_agents, least_agents(config.parts.algorithm))
+    least = max(terms.min_agents, config.parts.algorithm.least_agents)
     if least > needed:
         raise UserError(f"{least} agents are needed in every round, and the config has {needed}")
     control = Control(fleet.control(config.folder))

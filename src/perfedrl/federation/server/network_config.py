@@ -5,8 +5,7 @@ from typing import Any
 
 import jax
 
-from perfedrl.algorithms import Algorithm, unwrapped
-from perfedrl.algorithms.wrapping import as_upload
+from perfedrl.algorithms import Algorithm
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config
 
@@ -18,14 +17,14 @@ def networked(config: Config, seed: int | None = None) -> Config:
     """The config of one training run over a network: its first seed, or the one that is asked for."""
     if seed is not None and seed not in config.seeds:
         raise UserError(f"the config has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
-    if not getattr(config.parts.algorithm, "federated", True):
+    if not config.parts.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} sends nothing: its agents need no network")
     if not sends_messages(config.parts.algorithm, config.parts.policy):
         raise UserError(
             f"agents of {config.algorithm['name']} send something else than what they are sent, which is not taken "
             "over a network yet: simulate it, or take fedavg-pg"
         )
-    if getattr(config, "attack", None):
+    if config.attack is not None:
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
     if config.control_variate is not None:
         raise UserError("a [control_variate] is for simulations yet: leave it out of a config for real agents")
@@ -39,10 +38,10 @@ def networked(config: Config, seed: int | None = None) -> Config:
 
 def sends_messages(algorithm: Algorithm, policy: Any) -> bool:
     """Whether an upload is a changed message, or less of one."""
-    if getattr(unwrapped(algorithm), "uploads_arrive", False):
+    if algorithm.uploads_may_be_empty:
         return False
     first = lambda: algorithm.init(policy.init(jax.random.key(0)))[0].message  # noqa: E731
-    message, upload = jax.eval_shape(first), jax.eval_shape(lambda: as_upload(algorithm, first()))
+    message, upload = jax.eval_shape(first), jax.eval_shape(lambda: algorithm.unchanged_upload(first()))
     return len({jax.tree.structure(message), jax.tree.structure(upload)}) == 1
 
 

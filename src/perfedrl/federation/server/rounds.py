@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from perfedrl.algorithms.wrapping import as_upload
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import named_leaves
@@ -150,7 +149,7 @@ class Coordinator:
     def _one_round(self, ask: Ask) -> list[str]:
         """Ask for uploads and take the server's step; who took part, in the fleet's order."""
         began = time.monotonic()
-        sent = named_leaves(as_upload(self.config.parts.algorithm, self.server.message))
+        sent = named_leaves(self.config.parts.algorithm.unchanged_upload(self.server.message))
         expected = Expected(self.plan.run, self.generation, self.round, sent)
         here = self._here
 
@@ -183,7 +182,7 @@ class Coordinator:
 
     @cached_property
     def _weights(self) -> np.ndarray:
-        said = getattr(self.config.parts, "weights", None)
+        said = self.config.parts.weights
         return np.asarray(np.ones(len(self.names)) if said is None else said, np.float32)
 
     def _until_enough(

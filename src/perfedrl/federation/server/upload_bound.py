@@ -23,7 +23,7 @@ def hard_bound(config: Any) -> float | None:
     the two. The constants are those of the config's fleet: an agent whose own rewards, discount or horizon are larger
     than what the fleet says is not covered. Noise for privacy has no bound.
     """
-    if getattr(config, "privacy", None) is not None:
+    if config.privacy is not None:
         return None
     algorithm = config.parts.algorithm
     while isinstance(algorithm, Robust | Attacked | Personal):  # with these an honest agent sends as much, or less
@@ -36,7 +36,7 @@ def _clipped(algorithm: Any) -> float | None:
     """Beta tau clip, whatever is estimated and however; not where a learned step size moves along."""
     if type(algorithm) not in (PerFedAvgPG, StormPG, SGMRL) or algorithm.clip is None:
         return None
-    if getattr(algorithm, "learn_alpha", "no") != "no":
+    if algorithm.learns_step_size:
         return None
     return float(algorithm.beta * algorithm.local_steps * algorithm.clip) * (1 + ROUNDING_OF_CLIP)
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from perfedrl.algorithms import ALGORITHMS
+from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError, nearest
 from perfedrl.estimators import BASELINE
@@ -139,7 +139,7 @@ class Plan(BaseModel):
     def _fleet(self, method: Method, tuning: bool) -> dict[str, Any]:
         """The fleet's table; a method that learns nothing for unseen agents has none."""
         table = {**self.fleet, **(self.tuning if tuning else {})}
-        if not getattr(ALGORITHMS[method.algorithm], "serves_unseen", True) and "held_out" in table:
+        if not serves_unseen(method.algorithm) and "held_out" in table:
             table["held_out"] = [] if isinstance(table["held_out"], list) else 0
         return table
 
@@ -175,6 +175,12 @@ class Plan(BaseModel):
         fleets = [self.config(first, self._middle(METHODS[first]), tuning).parts.fleet for tuning in (False, True)]
         if shared := common_agents(*fleets):
             raise UserError(f"[tuning] has {shared} of the agents that are tested; change its seed, goals or ranges")
+
+
+def serves_unseen(name: str) -> bool:
+    """Whether agents that never took part can personalize under a registered algorithm."""
+    made = ALGORITHMS[name]
+    return not (isinstance(made, type) and issubclass(made, Algorithm)) or made.serves_unseen
 
 
 def common_agents(one: Fleet, other: Fleet) -> int:

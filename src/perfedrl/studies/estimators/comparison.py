@@ -113,7 +113,7 @@ def measure(
     are finitely many, elsewhere it is estimated without bias from `reference` trajectories, whose noise is allowed for.
     """
     parts = config.parts
-    m = (getattr(parts.algorithm, "m_h", 0) or TRAJECTORIES) if m is None else m
+    m = (parts.algorithm.curvature_trajectories or TRAJECTORIES) if m is None else m
     agents = min(AGENTS, parts.fleet.agents) if agents is None else agents
     seed = config.seeds[0] if seed is None else seed
     check(config, stages, m, replicates, agents, seed, reference)
@@ -133,7 +133,7 @@ def check(
     config: Config, stages: Sequence[str], m: int, replicates: int, agents: int, seed: int, reference: int
 ) -> None:
     """Refuse what cannot be measured, before anything compiles."""
-    if not getattr(config.parts.algorithm, "federated", True):
+    if not config.parts.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
     check_episodes(config.parts.fleet.train)
     for stage in stages:

@@ -10,6 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Float, Key, PRNGKeyArray, PyTree
 
+from perfedrl.algorithms import Algorithm
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, log_probs, policy_gradient
@@ -99,11 +100,10 @@ def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progre
         yield stage, jax.tree.map(lambda x: x[0], state.server.message)
 
 
-def step_size(algorithm: Any, message: PyTree) -> Any:
-    """The adaptation step size in training; none where an algorithm has none."""
-    if hasattr(algorithm, "step_size"):
-        return algorithm.step_size(message)
-    return getattr(algorithm, "alpha", 0.0)
+def step_size(algorithm: Algorithm, message: PyTree) -> Any:
+    """Adaptation step size in training; 0 where the algorithm has none."""
+    alpha = algorithm.adaptation_step_size(message)
+    return 0.0 if alpha is None else alpha
 
 
 def single(tree: Params) -> Params:

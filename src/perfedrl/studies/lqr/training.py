@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from perfedrl.algorithms import PerFedAvgPG
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, LinearQuadratic
 from perfedrl.errors import UserError
@@ -35,9 +36,8 @@ def descend(fleet: Fleet, policy: Any, algorithm: Any, rounds: int) -> Descent:
     check_start(fleet, policy)
     run = float64(trace)(fleet, policy, algorithm, rounds, agent=Exact(policy))
     gains = np.asarray(run.params["gain"])
-    alpha = (
-        float(algorithm.alpha) if hasattr(algorithm, "variant") else 0.0
-    )  # FedAvg-PG has one, and does not train by it
+    # FedAvg-PG has an alpha, but does not train with it.
+    alpha = float(algorithm.alpha) if isinstance(algorithm, PerFedAvgPG) else 0.0
     last = gains[-1, -1].mean(axis=0)
     refuse_unstable(fleet, gains, float64(_adapted)(fleet.train, gains, alpha))
     check_stable(systems(fleet), last, f"after {rounds} rounds, lower the step size")

@@ -104,7 +104,7 @@ def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | No
         begin = np.repeat(
             np.asarray(theta, np.result_type(*jax.tree.leaves(state.server.message)))[None], len(seeds), 0
         )
-        stepped = getattr(algorithm, "mode", "") == "step"
+        stepped = isinstance(algorithm, ControlVariate) and algorithm.mode == "step"
         message = state.server.message._replace(inner=begin) if stepped else begin
         state = state._replace(server=state.server._replace(message=message))
     at = np.unique(np.linspace(0, rounds, stops + 1).round().astype(int)[1:])
