@@ -165,8 +165,8 @@ def test_policies_without_a_hidden_layer_are_refused_before_anything_compiles():
     with pytest.raises(pf.UserError, match=r"no network.*'mlp'.*'mixing'"):
         Simulation(grid, pf.TableSoftmax(9, 4), [algorithm], [0])
     with pytest.raises(pf.UserError, match=r"hidden = \[\].*'mlp'.*'mixing'"):
-        algorithm.check(grid, MLPSoftmax((2, 4)))
-    algorithm.check(grid, POLICY)
+        algorithm.check_supports(grid, MLPSoftmax((2, 4)))
+    algorithm.check_supports(grid, POLICY)
 
 
 def test_bad_settings_are_refused(untyped):
