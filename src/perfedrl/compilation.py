@@ -23,6 +23,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {"xla_gpu_exclude_nondeterministic_ops": True},
 }
 
+MIN_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
 
 def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
     """`jax.jit` with this library's compiler options for the backend in use; inside another jit it dissolves."""
@@ -58,7 +60,8 @@ def _known(name: str, value: Any) -> bool:
 def enable_cache() -> Path | None:
     """Keep compiled programs on disk, in the user's cache folder, so that a second run starts at once.
 
-    A folder that the user chose (JAX_COMPILATION_CACHE_DIR) is respected. Returns the folder in use.
+    A folder that the user chose (JAX_COMPILATION_CACHE_DIR) is respected, and so is the least time of a compilation that
+    is worth a file (JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, by default 0.1 s). Returns the folder in use.
     """
     if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path(user_cache_dir("perfedrl")) / "compiled"
@@ -67,7 +70,8 @@ def enable_cache() -> Path | None:
         except OSError:
             return None  # a read-only home costs the cache, not the run
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        if MIN_COMPILE_TIME not in os.environ:
+            jax.config.update(MIN_COMPILE_TIME.lower(), 0.1)
     return Path(jax.config.values["jax_compilation_cache_dir"])
 
 
