@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "perfedrl"
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "perfedrl"
 LAYERS = (
     ("errors", "types"),
     ("registry", "compilation", "privacy"),
@@ -59,11 +60,11 @@ def test_imports_only_point_down(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_a_file_is_one_idea(path):
     lines = path.read_text().splitlines()
-    assert len(lines) <= 320
+    assert len(lines) <= 500
     assert path.name == "__init__.py" or ast.get_docstring(ast.parse(path.read_text())), "say what the file is for"
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno <= 45, f"{node.name} is long"
+            assert node.end_lineno - node.lineno <= 60, f"{node.name} is long"
 
 
 def test_nothing_unpickles():
@@ -71,3 +72,16 @@ def test_nothing_unpickles():
         text = path.read_text()
         assert "import pickle" not in text
         assert "allow_pickle=True" not in text
+
+
+def test_tests_lie_beside_the_packages_they_speak_of():
+    """Each folder of tests is a package of the library, besides those of documents and of shared helpers."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path("docs"), Path("support")}
+    assert [folder for folder in sorted(folders) if not (SOURCE / folder).is_dir()] == []
+
+
+def test_no_test_file_imports_another():
+    for path in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in getattr(node, "names", [])]
+            assert not [name for name in names if str(name).startswith("test_")], f"{path.name}: use tests/support"

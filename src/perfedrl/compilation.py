@@ -60,8 +60,8 @@ def _known(name: str, value: Any) -> bool:
 def enable_cache() -> Path | None:
     """Keep compiled programs on disk, in the user's cache folder, so that a second run starts at once.
 
-    A folder that the user chose (JAX_COMPILATION_CACHE_DIR) is respected, and so is the least time of a compilation that
-    is worth a file (JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, by default 0.1 s). Returns the folder in use.
+    A folder that the user chose (JAX_COMPILATION_CACHE_DIR) is respected. So is the time that compiling must take for a
+    program to be kept (JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS), by default 0.1 s. Returns the folder in use.
     """
     if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path(user_cache_dir("perfedrl")) / "compiled"
