@@ -7,6 +7,7 @@ import numpy as np
 from enumeration import enumerate_trajectories, law
 
 import perfedrl as pf
+from perfedrl.envs import Task
 from perfedrl.rollout import RolloutSampler, episode, noise_size
 
 
@@ -46,7 +47,7 @@ def test_a_batch_does_not_depend_on_its_size():
     np.testing.assert_array_equal(small.obs, large.obs[:3])
 
 
-class Countdown(eqx.Module):
+class Countdown(Task):
     """Ends after three steps, each with reward 1."""
 
     horizon: int = eqx.field(static=True, default=5)

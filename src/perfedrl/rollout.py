@@ -1,32 +1,22 @@
 """Episodes: (policy, parameters, task, uniforms) -> Trajectory."""
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.envs.fleet import brings_examples, brings_sampler
+from perfedrl.contracts import default_property, undefined
+from perfedrl.envs.base import DataTask, PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.policies import Policy
-from perfedrl.types import Array, Params, Trajectory
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """All that an agent offers to an algorithm: fresh experience under given parameters."""
-
-    @property
-    def traceable(self) -> bool:
-        """Whether JAX can trace through `sample`; for a plain Python sampler (a robot, say) it is False."""
-        ...
-
-    def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory: ...
+from perfedrl.types import Array, Params, Sampler, Trajectory
 
 
 class RolloutSampler(eqx.Module):
-    """Samples a JAX environment: everything fuses into the caller's jit."""
+    """The sampler of a JAX environment, which is compiled together with its caller."""
 
     task: Any
     policy: Any
@@ -39,8 +29,30 @@ class RolloutSampler(eqx.Module):
         return jax.vmap(lambda u: episode(self.policy, params, self.task, u))(u)
 
 
-class Outline(eqx.Module):
-    """Made-up episodes of an agent that is played in Python: what has their shapes can be checked, not learned from."""
+class PythonSampler(ABC):
+    """The base of an agent's own sampler, around a robot, say; required are `discount` and `sample`.
+
+    A networked agent makes one where its environment is a function that takes the policy.
+    """
+
+    traceable = False
+
+    @default_property
+    def discount(self) -> float:
+        """The discount factor gamma. Required."""
+        raise undefined(self, "discount", "perfedrl.rollout.PythonSampler")
+
+    @abstractmethod
+    def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
+        """Play m independent episodes under the policy with these parameters."""
+
+    def outcomes(self, episode: Trajectory) -> dict[str, Any]:
+        """Measurements of one episode beside its return, such as {"success": ...}."""
+        return {}
+
+
+class OutlineSampler(eqx.Module):
+    """Made-up episodes of a played task, with the right shapes: for checks before anything is played."""
 
     task: Any = eqx.field(static=True)
 
@@ -51,20 +63,20 @@ class Outline(eqx.Module):
 
 
 def sampler(task: Any, policy: Any) -> Sampler:
-    """What samples an agent: what its task brings, or JAX by the task's steps."""
+    """Return the sampler of an agent: its own where it is played in Python, rollouts in JAX otherwise."""
     check_episodes(task)
-    return task.sampler(policy) if brings_sampler(task) else RolloutSampler(task, policy)
+    return task.sampler(policy) if isinstance(task, PlayedTask) else RolloutSampler(task, policy)
 
 
 def outline(task: Any, policy: Any) -> Sampler:
-    """What JAX can trace in its place, to see shapes."""
+    """Return a sampler that JAX can trace, for the shapes of an agent's episodes."""
     check_episodes(task)
-    return Outline(task) if brings_sampler(task) else RolloutSampler(task, policy)
+    return OutlineSampler(task) if isinstance(task, PlayedTask) else RolloutSampler(task, policy)
 
 
 def check_episodes(task: Any) -> None:
-    """Refuse an agent that has no episodes."""
-    if brings_examples(task):
+    """Reject an agent that has examples instead of episodes."""
+    if isinstance(task, DataTask):
         raise UserError("these agents have examples to learn from and no episodes, which this needs")
 
 

@@ -1,6 +1,5 @@
 """Gymnasium environments as agents: their physics, their spaces, their episodes, and what happens when they fail."""
 
-import equinox as eqx
 import gymnasium
 import jax
 import numpy as np
@@ -14,7 +13,7 @@ from perfedrl.envs.gym.making import Recipe
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.objective import _gradient
-from perfedrl.policies import MLPSoftmax, gaussian_mlp, mlp
+from perfedrl.policies import MLPSoftmax, Policy, gaussian_mlp, mlp
 
 KEY = jax.random.key(3)
 
@@ -147,7 +146,7 @@ def test_environments_stay_open_between_batches_and_are_closed_in_the_end():
     fleet.close()
 
 
-class Compiled(eqx.Module):
+class Compiled(Policy):
     """A policy of a user's own, that says nothing of NumPy."""
 
     inner: MLPSoftmax

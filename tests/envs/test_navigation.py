@@ -11,6 +11,7 @@ import pytest
 import perfedrl as pf
 from perfedrl.envs import ENVS, navigation
 from perfedrl.experiments.config import load_config
+from perfedrl.policies import Policy
 from perfedrl.rollout import episode, noise_size
 from perfedrl.simulation.history import Deployment
 from perfedrl.studies.navigation import study as navigation_study
@@ -78,7 +79,7 @@ def test_a_velocity_by_hand():
     assert np.abs(goals).max() <= 0.5
 
 
-class Beeline:
+class Beeline(Policy):
     """A policy that always steps by one vector; its parameters are that vector."""
 
     noise = 0

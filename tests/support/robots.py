@@ -8,13 +8,13 @@ import numpy as np
 
 from perfedrl.envs import gridworld
 from perfedrl.policies import TableSoftmax
+from perfedrl.rollout import PythonSampler
 from perfedrl.types import Trajectory
 
 
-class Robot:
+class Robot(PythonSampler):
     """Walks a small grid by a table of preferences, one decision after the other."""
 
-    traceable = False
     discount = 0.9
 
     def __init__(self, policy, pause, spoilt, calls):

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from perfedrl.compilation import jit
-from perfedrl.envs import arc
+from perfedrl.envs import PlayedTask, arc
 from perfedrl.errors import EnvironmentFailureError
 from perfedrl.rollout import RolloutSampler
 from perfedrl.types import Trajectory
@@ -35,7 +35,7 @@ class Untraced(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Played:
+class Played(PlayedTask):
     """A JAX task that pretends to be a robot: JAX may not look into what it plays."""
 
     task: Any

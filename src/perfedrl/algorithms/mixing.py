@@ -20,7 +20,7 @@ from perfedrl.algorithms.base import (
     with_trajectories,
 )
 from perfedrl.envs import Fleet
-from perfedrl.envs.fleet import brings_examples
+from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, StepKeys, adapt
 from perfedrl.estimators.curvature.differences import CentralDifferences
@@ -98,7 +98,7 @@ class Mixing(Algorithm):
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse agents without episodes to gradients from returns."""
-        if self.gradient == "zeroth-order" and brings_examples(fleet.train):
+        if self.gradient == "zeroth-order" and isinstance(fleet.train, DataTask):
             raise UserError(
                 "mixing: zeroth-order gradients compare returns of episodes, and these agents have examples; take "
                 'gradient = "first-order"'

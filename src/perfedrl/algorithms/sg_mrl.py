@@ -20,7 +20,8 @@ from perfedrl.algorithms.base import (
     with_trajectories,
 )
 from perfedrl.compilation import jit
-from perfedrl.envs.fleet import Fleet, brings_examples
+from perfedrl.envs.base import DataTask
+from perfedrl.envs.fleet import Fleet
 from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs, reward_to_go
 from perfedrl.estimators.curvature_control import RUNNING_MEAN_DECAY
 from perfedrl.estimators.objective import gradient_of_batch, scaled
@@ -85,7 +86,7 @@ class SGMRL(Algorithm):
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse agents that have examples and no trajectories."""
-        if brings_examples(fleet.train):
+        if isinstance(fleet.train, DataTask):
             with_trajectories(Sampled(policy)(fleet.task(0)), "sg-mrl")
 
     @property

@@ -66,7 +66,7 @@ class SoftmaxFedPG(Algorithm):
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Refuse policies that are no softmax over finitely many actions in finitely many states."""
-        if not hasattr(policy, "probabilities"):
+        if policy.probabilities is None:
             raise UserError(
                 f"softmax-fedpg needs a softmax policy over finitely many states, table or log-linear; this one is "
                 f"{type(policy).__name__}. fedavg-pg takes the same local steps with any policy"

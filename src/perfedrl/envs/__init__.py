@@ -2,7 +2,7 @@
 
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
-from perfedrl.envs.base import Task
+from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task
 from perfedrl.envs.classification import Classification, Examples, classification
 from perfedrl.envs.control import (
     Acrobot,
@@ -58,8 +58,10 @@ __all__ = [
     "ENVS",
     "WITNESS_FEATURES",
     "Acrobot",
+    "BaseTask",
     "CartPole",
     "Classification",
+    "DataTask",
     "Examples",
     "Fleet",
     "LinearQuadratic",
@@ -67,6 +69,7 @@ __all__ = [
     "MountainCarContinuous",
     "Navigation",
     "Pendulum",
+    "PlayedTask",
     "PointNavigation",
     "TabularMDP",
     "Task",

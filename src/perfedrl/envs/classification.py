@@ -6,6 +6,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Integer, Shaped
 
+from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.errors import UserError
 from perfedrl.types import Array
@@ -20,7 +21,7 @@ class Examples(NamedTuple):
     labels: Shaped[Array, "n ..."]
 
 
-class Classification(eqx.Module):
+class Classification(DataTask):
     """One agent's examples: those that it learns from, and others that it is measured on.
 
     It has no episodes. A policy is its classifier: an input is what it observes, a label the action that would have
@@ -30,8 +31,6 @@ class Classification(eqx.Module):
     examples: Examples
     test: Examples
     actions: int = eqx.field(static=True)
-
-    horizon, discount = 0, 0.0
 
     def __check_init__(self) -> None:
         for name, part in (("examples", self.examples), ("test", self.test)):

@@ -1,21 +1,22 @@
-"""A fleet: the agents' tasks stacked along a leading axis, a training part and a held-out part."""
+"""Fleets: the tasks of the agents that train, and of those held out, stacked along a leading axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from perfedrl.envs.base import DataTask, PlayedTask, Task
+from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Polyline, Task, check_task
 from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
+from perfedrl.types import Array, Params, Sampler, Trajectory
 
 
-class Roster(Sequence[Any]):
-    """Tasks that bring samplers of their own, side by side; what one says of itself, all say.
+class Roster(PlayedTask, Sequence[Any]):
+    """A sequence of played tasks, which stands for all of them as a stack does for traced tasks.
 
-    To JAX it is a single leaf: nothing in it is traced.
+    Its members are those of its first task, since the tasks of a fleet agree in them. To JAX it is a single leaf.
     """
 
     def __init__(self, tasks: Sequence[Any]):
@@ -27,41 +28,106 @@ class Roster(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._tasks[0], name)
+    @property
+    def _first(self) -> PlayedTask:
+        return self._tasks[0]
+
+    @property
+    def horizon(self) -> int:
+        return self._first.horizon
+
+    @property
+    def discount(self) -> float:
+        return self._first.discount
+
+    @property
+    def actions(self) -> int | tuple[int, ...] | None:
+        return self._first.actions
+
+    @property
+    def action_size(self) -> int | None:
+        return self._first.action_size
+
+    @property
+    def observation_size(self) -> int | None:
+        return self._first.observation_size
+
+    def outcomes(self, episode: Trajectory) -> dict[str, Any]:
+        return self._first.outcomes(episode)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._first.settings
+
+    @property
+    def sketch(self) -> Callable[[Any], list[Polyline]] | None:
+        return self._first.sketch
+
+    @property
+    def frames(self) -> Callable[[Any, Params], list[np.ndarray]] | None:
+        return self._first.frames
+
+    @property
+    def goal(self) -> Array | None:
+        return self._first.goal
+
+    @property
+    def radius(self) -> float | None:
+        return self._first.radius
+
+    @property
+    def box(self) -> float | None:
+        return self._first.box
+
+    @property
+    def with_goal(self) -> Callable[[Sequence[float]], BaseTask] | None:
+        return self._first.with_goal
+
+    @property
+    def reward_bound(self) -> float | None:
+        return self._first.reward_bound
+
+    @property
+    def observation_bound(self) -> float | None:
+        return self._first.observation_bound
+
+    def sampler(self, policy: Any) -> Sampler:
+        return self._first.sampler(policy)
+
+    def outline(self, m: int) -> Trajectory:
+        return self._first.outline(m)
 
     def close(self) -> None:
-        """Close what the tasks keep open."""
+        """Close the open environments of all tasks."""
         for task in self._tasks:
-            if hasattr(task, "close"):
-                task.close()
+            task.close()
 
 
 class Fleet(eqx.Module):
-    """Tasks of the agents that train together and, maybe, of agents that never take part in training."""
+    """The tasks of the agents that train together and, optionally, of held-out agents that never train."""
 
     train: Any
     held_out: Any = None
 
     @property
     def traceable(self) -> bool:
-        """Whether JAX can trace the tasks; those that bring samplers of their own are played in Python."""
+        """Whether JAX can trace the tasks; `PlayedTask`s are played in Python."""
         return not isinstance(self.train, Roster)
 
     def close(self) -> None:
-        """Close what agents keep open between rounds; it opens again when it is needed."""
+        """Close the environments that played tasks keep open between rounds; they open again on demand."""
         for part in (self.train, self.held_out):
             if isinstance(part, Roster):
                 part.close()
 
     @property
     def agents(self) -> int:
+        """Number of training agents."""
         return _count(self.train)
 
     @property
     def held_out_agents(self) -> int:
+        """Number of held-out agents."""
         return 0 if self.held_out is None else _count(self.held_out)
 
     def task(self, i: int, *, held_out: bool = False) -> Any:
@@ -73,15 +139,15 @@ class Fleet(eqx.Module):
         return jax.tree.map(lambda x: x[i], part)
 
 
-def fleet(
-    train: Sequence[Task | PlayedTask | DataTask], held_out: Sequence[Task | PlayedTask | DataTask] = ()
-) -> Fleet:
-    """Make a fleet of single tasks. All must have the same shapes, horizon and discount."""
+def fleet(train: Sequence[BaseTask], held_out: Sequence[BaseTask] = ()) -> Fleet:
+    """Make a fleet of single tasks. All must have the same class, shapes, horizon and discount."""
     if not train:
         raise UserError("a fleet needs at least one training agent")
-    if any(brings_sampler(task) for task in (*train, *held_out)):
-        return roster(train, held_out)
     tasks: list[Any] = [*train, *held_out]
+    for i, task in enumerate(tasks):
+        check_task(task, f"agent {i}")
+    if any(isinstance(task, PlayedTask) for task in tasks):
+        return roster(train, held_out)
     stacked, n = stack(tasks), len(train)
     return Fleet(
         train=jax.tree.map(lambda x: x[:n], stacked),
@@ -90,26 +156,29 @@ def fleet(
 
 
 def roster(train: Sequence[Any], held_out: Sequence[Any]) -> Fleet:
-    """A fleet of tasks that bring samplers of their own."""
+    """Make a fleet of played tasks."""
     first, tasks = train[0], (*train, *held_out)
     for i, task in enumerate(tasks):
-        if not brings_sampler(task):
-            raise UserError(f"agents of one fleet must be of one kind: agent {i} brings no sampler of its own")
-        for what in ("horizon", "discount", "observation_size", "actions", "action_size"):
-            one, other = getattr(first, what, None), getattr(task, what, None)
+        if not isinstance(task, PlayedTask):
+            raise UserError(
+                f"agents of one fleet must be of one kind: agent {i} brings no sampler of its own, since its class "
+                f"{type(task).__name__} is no PlayedTask"
+            )
+        for (what, one), other in zip(sizes(first).items(), sizes(task).values(), strict=True):
             if one != other:
                 raise UserError(f"agents of one fleet must be alike: agent 0 has {what} {one}, agent {i} has {other}")
     return Fleet(Roster(train), Roster(held_out) if held_out else None)
 
 
-def brings_sampler(task: Any) -> bool:
-    """Whether an agent is sampled by what it brings, `task.sampler(policy)`, and not by tracing its steps."""
-    return hasattr(task, "sampler")
-
-
-def brings_examples(task: Any) -> bool:
-    """Whether an agent has labelled examples to learn from (a `DataTask`), and no episodes."""
-    return hasattr(task, "examples")
+def sizes(task: PlayedTask) -> dict[str, Any]:
+    """The members in which all played tasks of a fleet agree."""
+    return {
+        "horizon": task.horizon,
+        "discount": task.discount,
+        "observation_size": task.observation_size,
+        "actions": task.actions,
+        "action_size": task.action_size,
+    }
 
 
 def stack(tasks: Sequence[Task | DataTask]) -> Any:

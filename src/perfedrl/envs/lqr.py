@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from perfedrl.envs.base import check_episode
+from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.noise import standard_normal
 from perfedrl.envs.variation import Vary, vary_agents
@@ -25,7 +25,7 @@ STATE_COST, INPUT_COST = 2.0, 0.5
 RANGES = {"perturbation": (0.0, 1.0)}
 
 
-class LinearQuadratic(eqx.Module):
+class LinearQuadratic(Task):
     """x' = A x + B u + w with reward -(x^T Q x + u^T R u); x_0 ~ N(0, I) and w ~ N(0, process_noise^2 I).
 
     The infinite-horizon problem of the literature is cut off after H + 1 decisions; `exact_lqr.py` has the whole one.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.base import check_episode
+from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
@@ -21,7 +21,7 @@ Position = Float[Array, " 2"]
 Point = tuple[float, float]
 
 
-class Navigation(eqx.Module):
+class Navigation(Task):
     """Steps of fixed length in evenly spaced directions, clipped to the box; reward 1 at every step near the goal.
 
     The start is uniform over the box, the episode does not end at the goal, and the reward is that of the position
@@ -76,7 +76,7 @@ class Navigation(eqx.Module):
         return with_goal(self, goal, self.box)
 
 
-class PointNavigation(eqx.Module):
+class PointNavigation(Task):
     """A point at the origin whose velocity is chosen, clipped to +-max_speed per axis; reward minus the distance.
 
     As in the meta-RL literature the reward is that of the position after the move, and the episode ends within

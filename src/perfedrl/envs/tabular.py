@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from perfedrl.envs.base import check_episode
+from perfedrl.envs.base import Task, check_episode
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise
 
@@ -23,7 +23,7 @@ def inverse_cdf(p: Float[Array, " k"], u: Float[Array, ""]) -> Int[Array, ""]:
     return jnp.sum(u * cdf[-1] >= cdf[:-1]).astype(jnp.int32)
 
 
-class TabularMDP(eqx.Module):
+class TabularMDP(Task):
     """The finite MDP (P[S,A,S], r[S,A], mu[S]) with horizon H and discount gamma, Section 2.1.
 
     Transitions are kept as lists of possible successors, padded to the longest list: lossless, and for a deterministic

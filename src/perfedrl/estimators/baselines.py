@@ -72,7 +72,7 @@ class Critic:
     def __call__(
         self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
     ) -> Float[Array, "m T"]:
-        if not hasattr(policy, "values"):
+        if policy.values is None:
             raise UserError("the baseline 'critic' needs a policy with a value network, such as 'actor-critic'")
         return jax.lax.stop_gradient(policy.values(params, batch)) * largest_to_go(batch, discount)
 
@@ -83,7 +83,7 @@ def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "
     States that are numbers are told apart one by one; vectors enter with their squares and, if short, products.
     """
     obs, dtype = jax.tree.leaves(batch.obs), batch.reward.dtype
-    if hasattr(policy, "states") and len(obs) == 1:
+    if policy.states is not None and len(obs) == 1:
         x = jax.nn.one_hot(obs[0], policy.states, dtype=dtype)
     else:
         flat = jnp.concatenate([o.reshape(*batch.reward.shape, -1).astype(dtype) for o in obs], axis=-1)

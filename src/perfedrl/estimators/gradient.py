@@ -62,14 +62,14 @@ def regularizer(
     """
     terms = []
     if entropy:
-        if not hasattr(policy, "entropy"):
+        if policy.entropy is None:
             raise UserError(f"{type(policy).__name__} has no entropy that could be rewarded: set entropy = 0")
         decay = discount ** jnp.arange(returns.shape[-1], dtype=returns.dtype) * batch.mask
         bonus = lambda theta: jax.vmap(jax.vmap(lambda obs: policy.entropy(theta, obs)))(batch.obs)  # noqa: E731
         terms.append(lambda theta: entropy * jnp.sum(decay * bonus(theta)) / len(returns))
-    if hasattr(policy, "value_fit"):
+    if policy.value_fit is not None:
         target = returns / jnp.maximum(largest_to_go(batch, discount), jnp.finfo(returns.dtype).tiny)
         terms.append(lambda theta: policy.value_fit(theta, batch, target))
-    if hasattr(policy, "moment_fit"):
+    if policy.moment_fit is not None:
         terms.append(lambda theta: policy.moment_fit(theta, batch, reward_to_go(batch, discount)))
     return (lambda theta: sum((term(theta) for term in terms), jnp.zeros(()))) if terms else None

@@ -10,14 +10,15 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.compilation import jit
-from perfedrl.envs.fleet import brings_examples
+from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import BASELINES, Baseline
 from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.gradient import Credit, policy_gradient, regularizer, reward_to_go
 from perfedrl.estimators.supervised import DataObjective
-from perfedrl.rollout import Sampler, outline, sampler
-from perfedrl.types import Array, Params, Scalar, Trajectory
+from perfedrl.policies.base import check_policy
+from perfedrl.rollout import outline, sampler
+from perfedrl.types import Array, Params, Sampler, Scalar, Trajectory
 
 SLICE = 100
 """Trajectories whose curvature product a CPU computes at a time: what they need then stays in its cache."""
@@ -117,17 +118,18 @@ class Sampled(eqx.Module):
         baseline: str | Baseline = BASELINE,
         entropy: float = 0.0,
     ):
+        check_policy(policy)
         self.policy, self.forms = policy, forms(curvature, baseline, entropy)
 
     def __call__(self, task: Any) -> Any:
         """A `PolicyObjective`; a `DataObjective` where the agent has examples and no episodes."""
-        if brings_examples(task):
+        if isinstance(task, DataTask):
             return DataObjective(task.examples, self.policy, self.forms)
         return PolicyObjective(sampler(task, self.policy), self.policy, task.discount, self.forms)
 
     def outline(self, task: Any) -> Any:
         """The objective as far as shapes go: JAX can trace it whatever the agent is."""
-        if brings_examples(task):
+        if isinstance(task, DataTask):
             return self(task)
         return PolicyObjective(outline(task, self.policy), self.policy, task.discount, self.forms)
 
@@ -140,7 +142,7 @@ def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, ba
 
 def scaled(policy: Any, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
     """Returns in the unit of a policy that normalizes rewards; as they are for any other."""
-    return policy.scaled(params, returns) if hasattr(policy, "scaled") else returns
+    return returns if policy.scaled is None else policy.scaled(params, returns)
 
 
 # Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.

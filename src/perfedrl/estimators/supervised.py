@@ -33,7 +33,7 @@ class DataObjective(eqx.Module):
     def __check_init__(self) -> None:
         if self.forms.entropy:
             raise UserError("agents with examples need not explore: set entropy = 0")
-        if hasattr(self.policy, "value_fit") or hasattr(self.policy, "moment_fit"):
+        if self.policy.value_fit is not None or self.policy.moment_fit is not None:
             raise UserError(
                 "agents with examples have no returns or episodes to fit a critic or a normalization to: choose a "
                 "policy without, such as 'mlp'"
@@ -71,7 +71,7 @@ def mean_log_likelihood(policy: Any, params: Params, batch: Examples) -> Float[A
 def example_outcomes(policy: Any, params: Params, batch: Examples) -> dict[str, Float[Array, " m"]]:
     """Of every example the log-likelihood, as "return", and whether the likeliest class is the right one."""
     outcomes = {"return": log_likelihoods(policy, params, batch)}
-    if isinstance(getattr(policy, "actions", None), int):
+    if isinstance(policy.actions, int):
         classes = jnp.arange(policy.actions)
         every = lambda x: jax.vmap(lambda y: policy.log_prob(params, x, y))(classes)  # noqa: E731
         right = jnp.argmax(jax.vmap(every)(batch.inputs), axis=-1) == batch.labels

@@ -13,8 +13,8 @@ from perfedrl.errors import UserError
 from perfedrl.estimators.curvature import Curvature
 from perfedrl.estimators.curvature.differences import CentralDifferences
 from perfedrl.estimators.gradient import reward_to_go
-from perfedrl.rollout import Sampler, sampler
-from perfedrl.types import Array, Params
+from perfedrl.rollout import sampler
+from perfedrl.types import Array, Params, Sampler
 
 
 def smoothed_gradient(

@@ -254,4 +254,4 @@ def _stable(task: LinearQuadratic, K: Matrix) -> Solution:  # noqa: N803
 
 def is_lqr(fleet: Any, policy: Any) -> bool:
     """Whether a fleet and a policy have these exact quantities."""
-    return isinstance(fleet.train, LinearQuadratic) and hasattr(policy, "gain")
+    return isinstance(fleet.train, LinearQuadratic) and policy.gain is not None

@@ -197,7 +197,7 @@ class Config(BaseModel):
         # Which of the optional step sizes are set is part of the program.
         content["set"] = str(jax.tree.structure(self.parts.algorithm))
         # A rate that is left out follows from the step sizes.
-        content["rate"] = getattr(self.parts.policy, "rate", None) if self.normalization else None
+        content["rate"] = self.parts.policy.rate if self.normalization else None
         return json.dumps(content, sort_keys=True)
 
     @cached_property

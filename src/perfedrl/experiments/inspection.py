@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from perfedrl.envs import Fleet
-from perfedrl.envs.fleet import brings_examples, brings_sampler
+from perfedrl.envs.base import DataTask, PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.registry import abbreviated
@@ -54,24 +54,16 @@ def described(fleet: Fleet) -> tuple[dict[str, str], list[dict[str, str]]]:
     """What all agents share, and what each has of its own, by name."""
     every = [fleet.task(i) for i in range(fleet.agents)]
     every += [fleet.task(i, held_out=True) for i in range(fleet.held_out_agents)]
-    facts = [settings(task) for task in every]
+    facts = [task.settings for task in every]
     same = lambda name: all(name in each and np.array_equal(facts[0][name], each[name]) for each in facts)  # noqa: E731
     alike = {name for name in facts[0] if same(name)}
     general = {"horizon": every[0].horizon, "discount": every[0].discount}
-    for name in ("actions", "action_size", "observation_size"):
-        if hasattr(every[0], name):
-            general[name] = getattr(every[0], name)
+    first = every[0]
+    spaces = {"actions": first.actions, "action_size": first.action_size, "observation_size": first.observation_size}
+    general |= {name: size for name, size in spaces.items() if size is not None}
     shared = general | {name: facts[0][name] for name in facts[0] if name in alike}
     own = [{name: plain(each.get(name)) for name in facts[0] if name not in alike} for each in facts]
     return {name: plain(x) for name, x in shared.items()}, own
-
-
-def settings(task: Any) -> dict[str, Any]:
-    """The numbers that make a task what it is: its leaves, or what its environment was made with."""
-    if brings_sampler(task):
-        return dict(task.settings) if hasattr(task, "settings") else {}
-    leaves = jax.tree_util.tree_leaves_with_path(task)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
 
 
 def plain(value: Any) -> str:
@@ -95,8 +87,8 @@ def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory | None]
     task = fleet.task(agent - fleet.agents if held_out else agent, held_out=held_out)
     key = jax.random.key(0 if config.start == "per-seed" else config.start)
     params = policy.init(jax.random.fold_in(key, START))
-    if brings_examples(task):
+    if isinstance(task, DataTask):
         return task, params, None
     play = partial(sampler(task, policy).sample, m=1)
-    batch = (play if brings_sampler(task) else jax.jit(play))(params, jax.random.key(agent))
+    batch = (play if isinstance(task, PlayedTask) else jax.jit(play))(params, jax.random.key(agent))
     return task, params, jax.tree.map(lambda x: np.asarray(x)[0], batch)

@@ -12,7 +12,7 @@ from jaxtyping import PRNGKeyArray, Shaped
 from safetensors.numpy import save
 
 from perfedrl.compilation import jit
-from perfedrl.envs.fleet import brings_examples, brings_sampler
+from perfedrl.envs.base import DataTask, PlayedTask, check_task
 from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
@@ -101,7 +101,7 @@ def personalize(
     name, chosen = choose_agent(run, goal, agent, task)
     theta = jax.tree.map(lambda x: x[lane], run.params)
     adaptation, measuring = jax.random.split(personal_key(seed, name, draw))
-    adapted = _steps if brings_sampler(chosen) else _adapted
+    adapted = _steps if isinstance(chosen, PlayedTask) else _adapted
     own = adapted(run.config.parts.agent, chosen, theta, step_size, adaptation, trajectories, steps)
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
@@ -124,7 +124,7 @@ def measure(
     policy: Any, task: Any, params: Params, key: jax.Array, episodes: int
 ) -> tuple[dict[str, Interval], np.ndarray]:
     """Outcomes over fresh episodes with their intervals, and the first few episodes' observations."""
-    outcomes, obs = (_play if brings_sampler(task) else _episodes)(policy, task, params, key, episodes)
+    outcomes, obs = (_play if isinstance(task, PlayedTask) else _episodes)(policy, task, params, key, episodes)
     intervals = {}
     for name, values in outcomes.items():
         values = np.asarray(values, float)
@@ -148,12 +148,13 @@ def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task
             return f"agent {agent} (training)", fleet.task(agent)
         return f"agent {agent} (held out)", fleet.task(agent - fleet.agents, held_out=True)
     if task is not None:
+        check_task(task, "the task")
         check_fit(task, run.config.parts.policy)
         return "own task", task
     world = fleet.task(0)
     if isinstance(goal, str):
         raise UserError(f"a goal is two numbers, such as (0.6, 0.5); it is {goal!r}")
-    if not hasattr(world, "with_goal"):
+    if world.with_goal is None:
         raise UserError(f"the agents of {run.folder.name} have no goal that can be set; name one of them by its number")
     return "goal " + ",".join(f"{x:g}" for x in goal or ()), world.with_goal(goal)
 
@@ -173,7 +174,7 @@ def _steps(agent, task, theta, alpha, key, trajectories, steps):
 
 
 def _play(policy, task, params, key, episodes):
-    if brings_examples(task):  # all that it is tested on; there is nothing to look at
+    if isinstance(task, DataTask):  # all that it is tested on; there is nothing to look at
         return example_outcomes(policy, params, task.test), task.test.inputs[:0]
     batch = sampler(task, policy).sample(params, key, episodes)
     return episode_outcomes(task, batch), batch.obs

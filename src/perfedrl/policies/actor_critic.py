@@ -1,6 +1,6 @@
 """A policy with a value network beside it, learned along and averaged with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -10,11 +10,12 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
+from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import check_widths, forward, gaussian_mlp, init_layers, mlp, observation_size
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 
-class ActorCritic(eqx.Module):
+class ActorCritic(Policy):
     """Parameters are {"actor": the policy's, "critic": a value network's}, and gradients have both parts.
 
     The critic sees the observation and the share of the horizon that is left, and says which share of the largest
@@ -36,14 +37,30 @@ class ActorCritic(eqx.Module):
     def noise(self) -> int:
         return self.actor.noise
 
-    def __getattr__(self, name: str) -> Any:
-        """What a policy says of its actions, as its actor does."""
-        if name in ("actions", "action_size"):
-            return getattr(self.actor, name)
-        if name == "in_numpy":
-            decide = self.actor.in_numpy
-            return lambda params: decide(params["actor"])
-        raise AttributeError(name)
+    # Members that follow from the actor's; its decisions do not depend on the critic.
+
+    @property
+    def actions(self) -> int | tuple[int, ...] | None:
+        return self.actor.actions
+
+    @property
+    def action_size(self) -> int | None:
+        return self.actor.action_size
+
+    @property
+    def entropy(self) -> Callable[[Params, PyTree[Array]], Float[Array, ""]] | None:
+        entropy = self.actor.entropy
+        return None if entropy is None else lambda params, obs: entropy(params["actor"], obs)
+
+    @property
+    def in_numpy(self) -> Callable[[Params], Decide] | None:
+        decide = self.actor.in_numpy
+        return None if decide is None else lambda params: decide(params["actor"])
+
+    # Members that a policy with a value network lacks.
+    states = probabilities = gain = None
+    G = M = Lambda = regularity_within = None
+    scaled = moment_fit = None
 
     def init(self, key: PRNGKeyArray) -> Params:
         actor, critic = jax.random.split(key)
@@ -54,9 +71,6 @@ class ActorCritic(eqx.Module):
 
     def log_prob(self, params: Params, obs: PyTree[Array], action: PyTree[Array]) -> Float[Array, ""]:
         return self.actor.log_prob(params["actor"], obs, action)
-
-    def entropy(self, params: Params, obs: PyTree[Array]) -> Float[Array, ""]:
-        return self.actor.entropy(params["actor"], obs)
 
     def values(self, params: Params, batch: Trajectory) -> Float[Array, "m T"]:
         """What the critic says of every state that a batch visited."""
@@ -75,6 +89,6 @@ def actor_critic(
     fleet: Fleet, hidden: Sequence[int] = (32,), critic: Sequence[int] = (32,), rate: float = 1.0
 ) -> ActorCritic:
     """An MLP policy and a value network, which `baseline = "critic"` subtracts from returns."""
-    make = mlp if isinstance(getattr(fleet.train, "actions", None), int) else gaussian_mlp
+    make = mlp if isinstance(fleet.train.actions, int) else gaussian_mlp
     actor = make(fleet, hidden)
     return ActorCritic(actor, (observation_size(fleet, "actor-critic") + 1, *critic, 1), rate)

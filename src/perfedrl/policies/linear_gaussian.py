@@ -10,6 +10,7 @@ from jaxtyping import Float, PRNGKeyArray
 from perfedrl.envs import Fleet
 from perfedrl.envs.noise import standard_normal
 from perfedrl.errors import UserError
+from perfedrl.policies.base import Policy
 from perfedrl.policies.mlp import observation_size, times
 from perfedrl.types import Array, Noise, Params
 
@@ -17,7 +18,7 @@ GAIN = 1.62
 """K_0 = 1.62 I, where the federated LQR literature starts."""
 
 
-class LinearGaussian(eqx.Module):
+class LinearGaussian(Policy):
     """u = -K x + std z. Parameters are the gain K[m, n] and, where `learn_std`, the logarithms of the deviations.
 
     `gain` is where K starts. Without exploration, std = 0, there is no density to differentiate: such a policy is for
@@ -80,7 +81,7 @@ def linear_gaussian(
     fleet: Fleet, gain: float | Sequence[Sequence[float]] = GAIN, std: float = 0.1, learn_std: bool = False
 ) -> LinearGaussian:
     """Linear feedback u = -K x with Gaussian exploration; `gain` is a number times the identity, or a matrix."""
-    m = getattr(fleet.train, "action_size", None)
+    m = fleet.train.action_size
     if not isinstance(m, int):
         raise UserError(
             "the policy 'linear-gaussian' needs agents whose actions are vectors; for others there is 'mlp'"

@@ -1,6 +1,6 @@
 """Neural policies: a multilayer perceptron with tanh units under a softmax or a Gaussian."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
+from scipy.special import ndtri
 
 from perfedrl.envs import Fleet
 from perfedrl.envs.noise import standard_normal
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
-from perfedrl.policies.in_numpy import Decide, choice, network, normal
+from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.regularity import softmax_of_network
 from perfedrl.types import Array, Noise, Params
 
@@ -22,8 +23,11 @@ LAST_SCALE = 0.1
 
 WIDEST = 65_536
 
+EDGE = np.finfo(np.float32).eps / 2
+"""Uniforms are clipped to [EDGE, 1 - EDGE] before they become normal draws in NumPy."""
 
-class MLPSoftmax(eqx.Module):
+
+class MLPSoftmax(Policy):
     """A softmax over the outputs of an MLP; `widths` runs from the observation's size to the number of actions.
 
     (2, 32, 8) is the paper's network of 360 parameters (Appendix C.1).
@@ -65,7 +69,7 @@ class MLPSoftmax(eqx.Module):
         return softmax_of_network(self.widths, radius, observation)
 
 
-class MLPFactored(eqx.Module):
+class MLPFactored(Policy):
     """Independent softmaxes over the outputs of one MLP, for actions of several discrete components.
 
     `actions` says how many choices each component has; the network has an output for each of them.
@@ -108,7 +112,7 @@ class MLPFactored(eqx.Module):
         return jnp.split(outputs, np.cumsum(self.actions)[:-1])
 
 
-class GaussianMLP(eqx.Module):
+class GaussianMLP(Policy):
     """Independent Gaussian actions around the outputs of an MLP, with learned standard deviations.
 
     `widths` runs from the observation's size to the number of action components; `last_scale` is the standard deviation
@@ -188,12 +192,35 @@ def check_widths(widths: Sequence[int]) -> None:
         raise UserError(f"an MLP needs at least two widths, each from 1 to {WIDEST}; they are {list(widths)}")
 
 
+def network(layers: Params) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n k"]]:
+    """A network's outputs for a batch of inputs."""
+    plain = jax.tree.map(np.asarray, layers)
+
+    def outputs(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
+        for i, layer in enumerate(plain):
+            x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
+        return x
+
+    return outputs
+
+
+def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """A draw from each row's softmax by inverse transform."""
+    cdf = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
+    return ((u * cdf[:, -1])[:, None] >= cdf[:, :-1]).sum(axis=1, dtype=np.int32)
+
+
+def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
+    """Standard normal draws by inverse transform."""
+    return ndtri(np.clip(u, EDGE, 1 - EDGE))
+
+
 def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored:
     """A softmax MLP with tanh units for observations that are vectors and finitely many actions.
 
     Where an action has several components, there is a softmax for each.
     """
-    actions = getattr(fleet.train, "actions", None)
+    actions = fleet.train.actions
     if not isinstance(actions, int | tuple):
         raise UserError("the policy 'mlp' needs agents with finitely many actions; for others there is 'gaussian-mlp'")
     size = observation_size(fleet, "mlp")
@@ -206,7 +233,7 @@ def gaussian_mlp(
     fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0, last_scale: float = LAST_SCALE
 ) -> GaussianMLP:
     """A Gaussian around a tanh MLP, for actions that are vectors; `last_scale = 0` starts from actions around 0."""
-    size = getattr(fleet.train, "action_size", None)
+    size = fleet.train.action_size
     if not isinstance(size, int):
         raise UserError("the policy 'gaussian-mlp' needs agents whose actions are vectors; for others there is 'mlp'")
     return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std, last_scale)
@@ -215,10 +242,10 @@ def gaussian_mlp(
 def observation_size(fleet: Fleet, name: str) -> int:
     """The length of an agent's observation."""
     task: Any = fleet.task(0)
-    if hasattr(task, "observation_size"):
+    if task.observation_size is not None:
         return task.observation_size
     obs = jax.eval_shape(lambda u: task.observe(task.reset(u)), jax.ShapeDtypeStruct((task.reset_noise,), np.float32))
-    if not hasattr(obs, "dtype") or obs.ndim != 1 or not np.issubdtype(obs.dtype, np.floating):
+    if not isinstance(obs, jax.ShapeDtypeStruct) or obs.ndim != 1 or not np.issubdtype(obs.dtype, np.floating):
         raise UserError(
             f"the policy {name!r} needs observations that are vectors of numbers; for a finite MDP: 'table'"
         )

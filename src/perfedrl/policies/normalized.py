@@ -1,6 +1,6 @@
 """A policy that sees normalized observations, and credits its decisions with normalized rewards."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.policies.in_numpy import Decide
+from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import observation_size
 from perfedrl.types import Array, Noise, Params, Trajectory
 
@@ -28,7 +28,7 @@ SMALLEST = 1e-8
 """Of variances, and of the mean square of returns: where there was no reward yet, the first one is no explosion."""
 
 
-class Normalized(eqx.Module):
+class Normalized(Policy):
     """Parameters are {"policy": the inner policy's, "normalizer": moments}, and gradients have both parts.
 
     The moments are means over episodes of means over the episode's decisions: of each observation component and its
@@ -56,20 +56,45 @@ class Normalized(eqx.Module):
     def noise(self) -> int:
         return self.policy.noise
 
-    def __getattr__(self, name: str) -> Any:
-        """What else the inner policy offers: what it says of states and actions, its entropy, its value network."""
-        if name in ("actions", "action_size", "states"):
-            return getattr(self.policy, name)
-        if name == "entropy":
-            entropy = self.policy.entropy
-            return lambda params, obs: entropy(params["policy"], self.seen(params, obs))
-        if name == "in_numpy":
-            return partial(self._in_numpy, self.policy.in_numpy)
-        if name in ("values", "value_fit"):
-            of_batch = getattr(self.policy, name)
-            seen = lambda params, batch: batch._replace(obs=self.seen(params, batch.obs))  # noqa: E731
-            return lambda params, batch, *more: of_batch(params["policy"], seen(params, batch), *more)
-        raise AttributeError(name)
+    # Members that follow from the inner policy's, which sees normalized observations.
+
+    @property
+    def actions(self) -> int | tuple[int, ...] | None:
+        return self.policy.actions
+
+    @property
+    def action_size(self) -> int | None:
+        return self.policy.action_size
+
+    @property
+    def states(self) -> int | None:
+        return self.policy.states
+
+    @property
+    def entropy(self) -> Callable[[Params, PyTree[Array]], Float[Array, ""]] | None:
+        entropy = self.policy.entropy
+        return None if entropy is None else lambda params, obs: entropy(params["policy"], self.seen(params, obs))
+
+    @property
+    def values(self) -> Callable[[Params, Trajectory], Float[Array, "m T"]] | None:
+        values = self.policy.values
+        return None if values is None else lambda params, batch: values(params["policy"], self._seen(params, batch))
+
+    @property
+    def value_fit(self) -> Callable[[Params, Trajectory, Float[Array, "m T"]], Float[Array, ""]] | None:
+        fit = self.policy.value_fit
+        if fit is None:
+            return None
+        return lambda params, batch, target: fit(params["policy"], self._seen(params, batch), target)
+
+    @property
+    def in_numpy(self) -> Callable[[Params], Decide] | None:
+        inner = self.policy.in_numpy
+        return None if inner is None else lambda params: self._in_numpy(inner, params)
+
+    # Members that a normalized policy lacks: tables, gains and constants are those of unscaled states.
+    probabilities = gain = None
+    G = M = Lambda = regularity_within = None
 
     def init(self, key: PRNGKeyArray) -> Params:
         moments = {}
@@ -91,6 +116,9 @@ class Normalized(eqx.Module):
             return obs
         mean, std = self.mean_and_std(params)
         return jnp.clip((obs - mean) / std, -LARGEST, LARGEST)
+
+    def _seen(self, params: Params, batch: Trajectory) -> Trajectory:
+        return batch._replace(obs=self.seen(params, batch.obs))
 
     def _in_numpy(self, inner: Any, params: Params) -> Decide:
         decide = inner(params["policy"])

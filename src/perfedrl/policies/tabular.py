@@ -11,10 +11,11 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.tabular import inverse_cdf
 from perfedrl.errors import UserError
+from perfedrl.policies.base import TablePolicy
 from perfedrl.types import Array, Noise
 
 
-class TableSoftmax(eqx.Module):
+class TableSoftmax(TablePolicy):
     """pi(a|s) proportional to exp theta[s, a]: the one-hot case of Example 1, the paper's tabular policy."""
 
     states: int = eqx.field(static=True)
@@ -49,7 +50,7 @@ def entropies(logp: Float[Array, "S A"]) -> Float[Array, " S"]:
     return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
-class LogLinearSoftmax(eqx.Module):
+class LogLinearSoftmax(TablePolicy):
     """pi(a|s) proportional to exp theta . phi(s, a), Example 1, with features phi[S, A, d]."""
 
     features: Float[Array, "S A d"]

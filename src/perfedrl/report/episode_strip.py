@@ -16,11 +16,11 @@ DOT = 0.02
 
 def can_draw(task: Any, episode: Trajectory) -> bool:
     """Whether there is a way to draw the agent's episodes."""
-    return hasattr(task, "frames") or hasattr(task, "sketch") or in_the_plane(task, episode)
+    return task.frames is not None or task.sketch is not None or in_the_plane(task, episode)
 
 
 def in_the_plane(task: Any, episode: Trajectory) -> bool:
-    return hasattr(task, "goal") and hasattr(task, "box") and np.shape(episode.obs)[1:] == (2,)
+    return task.goal is not None and task.box is not None and np.shape(episode.obs)[1:] == (2,)
 
 
 def draw_episode(task: Any, policy: Any, params: Params, episode: Trajectory, title: str) -> Figure:
@@ -28,7 +28,7 @@ def draw_episode(task: Any, policy: Any, params: Params, episode: Trajectory, ti
     steps = int(episode.mask.sum())
     if in_the_plane(task, episode):
         return draw_path(task, np.asarray(episode.obs)[:steps], title)
-    if hasattr(task, "frames"):
+    if task.frames is not None:
         frames = task.frames(policy, params)
         at = moments(len(frames))
         return draw_moments([frames[i] for i in at], at, title)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.envs import Fleet, TabularMDP
-from perfedrl.envs.fleet import brings_examples
+from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled, reward_to_go
 from perfedrl.estimators.supervised import example_outcomes
@@ -127,7 +127,7 @@ class MonteCarlo(eqx.Module):
         return (self.trajectories + 2 * self.episodes) * (task.horizon + 1)
 
     def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
-        if brings_examples(task):
+        if isinstance(task, DataTask):
             measured = example_outcomes(self.agent.policy, params, task.test)
         else:
             measured = episode_outcomes(task, self.sample(task, params, key, self.episodes))
@@ -140,22 +140,19 @@ class MonteCarlo(eqx.Module):
 
 def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
     """The return of every episode, and what else the task says of it."""
-    more = jax.vmap(task.outcomes)(episodes) if hasattr(task, "outcomes") else {}
-    return {"return": reward_to_go(episodes, task.discount)[:, 0], **more}
+    return {"return": reward_to_go(episodes, task.discount)[:, 0], **jax.vmap(task.outcomes)(episodes)}
 
 
 def check_fit(task: Any, policy: Policy) -> Any:
     """Refuse a policy that cannot play a task; return the shapes of an episode, or of outcomes of examples."""
-    taken, needed = (
-        {name: getattr(x, name) for name in ("actions", "action_size") if hasattr(x, name)} for x in (policy, task)
-    )
+    taken, needed = declared_actions(policy), declared_actions(task)
     if taken and needed and taken != needed:
         raise UserError(f"the policy does not fit the fleet: it has {taken}, the agents have {needed}")
     one = lambda x: x[0, 0]  # noqa: E731
 
     def sample(key: PRNGKeyArray) -> Any:
         params = policy.init(key)
-        if brings_examples(task):
+        if isinstance(task, DataTask):
             return example_outcomes(policy, params, task.test)
         played = outline(task, policy).sample(params, key, 1)
         policy.log_prob(params, *jax.tree.map(one, (played.obs, played.action)))
@@ -165,6 +162,12 @@ def check_fit(task: Any, policy: Policy) -> Any:
         return jax.eval_shape(sample, jax.random.key(0))
     except (TypeError, ValueError, IndexError) as error:
         raise UserError(f"the policy does not fit the fleet: {str(error).partition(chr(10))[0]}") from error
+
+
+def declared_actions(x: Any) -> dict[str, Any]:
+    """What a task or a policy declares of its actions: their number, or the length of a vector."""
+    sizes = {"actions": x.actions, "action_size": x.action_size}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
@@ -194,7 +197,7 @@ def exact(
     if is_lqr(fleet, policy):
         check_start(fleet, policy)
         return DynamicProgramming(policy, *sampled)
-    if not isinstance(fleet.train, TabularMDP) or not hasattr(policy, "probabilities"):
+    if not isinstance(fleet.train, TabularMDP) or policy.probabilities is None:
         raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
     tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
     if tabulated != fleet.train.r.shape[1:]:
@@ -218,7 +221,7 @@ def monte_carlo(
     """
     check_episodes(fleet.train)
     played = check_fit(fleet.task(0), agent.policy)
-    if rollouts and not hasattr(played.obs, "shape"):
+    if rollouts and not isinstance(played.obs, jax.ShapeDtypeStruct):
         raise UserError("evaluation: rollouts are kept of observations that are one array, and these are not")
     return MonteCarlo(agent, trajectories, episodes, tuple(few_shot), repeats, rollouts)
 
@@ -231,7 +234,7 @@ def on_examples(
     "return" is the mean log-likelihood of the labels. `few_shot` are numbers of examples to personalize from when a
     run is finished, `repeats` times each.
     """
-    if not brings_examples(fleet.train):
+    if not isinstance(fleet.train, DataTask):
         raise UserError("the evaluation 'examples' is for agents that have examples; these play: 'monte-carlo'")
     check_fit(fleet.task(0), agent.policy)
     return MonteCarlo(agent, examples, fleet.train.test.labels.shape[1], tuple(few_shot), repeats)
@@ -242,9 +245,9 @@ def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
 
     Monte Carlo with its defaults elsewhere.
     """
-    if brings_examples(fleet.train):
+    if isinstance(fleet.train, DataTask):
         return on_examples(fleet, agent)
-    finite = isinstance(fleet.train, TabularMDP) and hasattr(agent.policy, "probabilities")
+    finite = isinstance(fleet.train, TabularMDP) and agent.policy.probabilities is not None
     return exact(fleet, agent) if finite or is_lqr(fleet, agent.policy) else monte_carlo(fleet, agent)
 
 

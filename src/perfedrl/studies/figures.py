@@ -191,7 +191,8 @@ def before_and_after(own: Personalized) -> list[Plot]:
 
 def in_the_plane(task: Any, rollouts: np.ndarray) -> bool:
     """Whether episodes are paths in the plane around a goal."""
-    return rollouts.size > 0 and rollouts.shape[-1] == 2 and all(hasattr(task, x) for x in ("goal", "radius", "box"))
+    located = task.goal is not None and task.radius is not None and task.box is not None
+    return rollouts.size > 0 and rollouts.shape[-1] == 2 and located
 
 
 def deployed_agents(run: Run) -> str:

@@ -10,7 +10,6 @@ from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.tabular import unstack
 from perfedrl.errors import UserError
-from perfedrl.policies import TablePolicy
 from perfedrl.simulation.compiled import START
 from perfedrl.theory.bounds import Bound, Variant
 from perfedrl.theory.plan import Bias, Problem
@@ -95,4 +94,4 @@ def first_parameters(policy: Any, start: int = 0) -> Any:
 
 def is_tabular(fleet: Fleet, policy: Any) -> bool:
     """Whether exact quantities are to be had."""
-    return isinstance(fleet.train, TabularMDP) and isinstance(policy, TablePolicy)
+    return isinstance(fleet.train, TabularMDP) and policy.probabilities is not None

@@ -98,7 +98,7 @@ def constants(
     """
     task = fleet.train if isinstance(fleet, Fleet) else fleet
     G, M, Lambda = regularity(policy, task, radius)
-    stated = getattr(task, "reward_bound", None)
+    stated = task.reward_bound
     R_max = stated if reward_bound is None else reward_bound
     if R_max is None:
         raise UserError("the constants need a bound on rewards: these tasks state none (`reward_bound`), so give one")
@@ -110,17 +110,17 @@ def constants(
 def regularity(policy: Any, task: Any, radius: float | None = None) -> tuple[float, float, float]:
     """G, M and Lambda of Assumption 2, where the policy class has them."""
     name = type(policy).__name__
-    if hasattr(policy, "G"):
+    if policy.G is not None:
         if radius is not None:
             raise UserError(f"the constants of {name} hold everywhere: there is no radius to give")
         return policy.G, policy.M, policy.Lambda
-    if not hasattr(policy, "regularity_within"):
+    if policy.regularity_within is None:
         raise UserError(f"{name} has no finite constants: its actions, and with them its scores, are unbounded")
     if radius is None:
         raise UserError(f"the constants of {name} hold on bounded sets only: give a radius that bounds the parameters")
     if not 0 < radius < math.inf:
         raise UserError(f"the radius must be a finite number > 0; it is {radius}")
-    largest = getattr(task, "observation_bound", None)
+    largest = task.observation_bound
     if largest is None:
         raise UserError(f"the constants of {name} need bounded observations: these tasks state no `observation_bound`")
     return policy.regularity_within(radius, largest)

@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, score
+from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.control.physics import Constant, check_physics, family, like, score
 from perfedrl.types import Array, Noise, Trajectory
 
 State = Float[Array, " 4"]
 """Angle of the first link from hanging, of the second from the first, and their velocities."""
 
 
-class Acrobot(eqx.Module):
+class Acrobot(Task):
     """Gymnasium's Acrobot-v1, with the book's equations: reward -1 until the tip is high enough.
 
     Where a link's mass sits is a share of its length, so that it moves along when the length is changed. What counts as

@@ -5,14 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, over, score
+from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.control.physics import Constant, check_physics, family, like, over, score
 from perfedrl.types import Array, Noise, Trajectory
 
 State = Float[Array, " 4"]
 """Position, velocity, angle from the vertical, angular velocity."""
 
 
-class CartPole(eqx.Module):
+class CartPole(Task):
     """Gymnasium's CartPole-v1: reward 1 for every decision until the pole has fallen or the cart has left the track.
 
     `length` is half the pole's length. A fallen state is never left: Gymnasium says nothing of steps after the end, and

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, over, score
+from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.control.physics import Constant, check_physics, family, like, over, score
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
 
@@ -19,7 +20,7 @@ START = (-0.6, -0.4)
 SIGNED = ("min_position", "max_position", "goal_position", "goal_velocity", "gravity")
 
 
-class MountainCar(eqx.Module):
+class MountainCar(Task):
     """Gymnasium's MountainCar-v0: push left, not at all or right; reward -1 until the car is at the goal."""
 
     min_position: Constant = -1.2
@@ -59,7 +60,7 @@ class MountainCar(eqx.Module):
         return valley(self, obs)
 
 
-class MountainCarContinuous(eqx.Module):
+class MountainCarContinuous(Task):
     """Gymnasium's MountainCarContinuous-v0: a push in [-1, 1] times `power`; 100 at the goal, minus squared actions.
 
     An action outside [-1, 1] pushes no harder, and costs as much as it is large.

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from perfedrl.envs.control.physics import Constant, Polyline, check_physics, family, like, score
+from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.control.physics import Constant, check_physics, family, like, score
 from perfedrl.types import Array, Noise, Trajectory
 
 State = Float[Array, " 2"]
@@ -14,7 +15,7 @@ State = Float[Array, " 2"]
 UPRIGHT = np.cos(np.pi / 12)
 
 
-class Pendulum(eqx.Module):
+class Pendulum(Task):
     """Gymnasium's Pendulum-v1: a torque, clipped; reward minus squared angle, speed and torque; no end before H."""
 
     g: Constant = 10.0

@@ -20,9 +20,6 @@ from perfedrl.types import Array, Trajectory
 Constant = Float[Array, "*n"] | float
 """A constant of nature, or of one agent's body."""
 
-Polyline = Float[np.ndarray, "_ 2"]
-"""A piece of a drawing in the plane, in metres."""
-
 NO_NOISE = np.zeros(0)
 SHARED = ("horizon", "discount")
 

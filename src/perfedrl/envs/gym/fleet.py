@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from perfedrl.envs.base import check_episode
+from perfedrl.envs.base import PlayedTask, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym.episodes import Act, Slots
 from perfedrl.envs.gym.making import Recipe, imported
@@ -24,7 +24,7 @@ MOST_SLOTS, MOST_AGENTS = 1024, 10_000
 
 
 @dataclass(frozen=True)
-class GymTask:
+class GymTask(PlayedTask):
     """One agent that lives in a Gymnasium environment, and so brings a sampler of its own."""
 
     name: str
@@ -36,11 +36,13 @@ class GymTask:
     processes: bool = False
     more_outcomes: Callable[[Trajectory], dict[str, Array]] | None = field(default=None, repr=False)
 
-    def __getattr__(self, name: str) -> Any:
-        """Of the actions: how many, or how long a vector; what the space is not, is not there."""
-        if name in ("actions", "action_size") and getattr(self.spaces, name) is not None:
-            return getattr(self.spaces, name)
-        raise AttributeError(name)
+    @property
+    def actions(self) -> int | tuple[int, ...] | None:
+        return self.spaces.actions
+
+    @property
+    def action_size(self) -> int | None:
+        return self.spaces.action_size
 
     @property
     def observation_size(self) -> int:
@@ -97,7 +99,7 @@ class GymSampler:
 
 def decide(policy: Any, params: Params) -> Act:
     """The decisions of all slots: in NumPy where the policy can, else as a compiled call of one shape."""
-    if hasattr(policy, "in_numpy"):
+    if policy.in_numpy is not None:
         return policy.in_numpy(params)
     leaves, structure = jax.tree.flatten((policy, params))
     return partial(decisions(structure), tuple(leaves))

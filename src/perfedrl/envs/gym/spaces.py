@@ -55,7 +55,7 @@ def to_actions(space: Any) -> Callable[[Shaped[np.ndarray, "n *a"]], np.ndarray]
     if isinstance(space, spaces.Box):
         low, high = space.low.ravel(), space.high.ravel()
         return lambda a: np.clip(a, low, high).astype(space.dtype).reshape(len(a), *space.shape)
-    start = getattr(space, "start", 0)
+    start = 0 if isinstance(space, spaces.MultiBinary) else space.start
     if np.any(start):
         return lambda a: a.reshape(len(a), *space.shape) + start
     return lambda a: a.reshape(len(a), *space.shape)

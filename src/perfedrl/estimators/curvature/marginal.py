@@ -29,7 +29,7 @@ def marginalized(
     sum_a pi(a | s_h) Q(s_h, a) the estimate is the causal form of R^h - Q(s_h, a_h), plus the second derivative of
     box(L_{h-1}) (q_h - sg(q_h)): the same mean, without the noise of which action was drawn.
     """
-    actions = getattr(policy, "actions", None)
+    actions = policy.actions
     if not isinstance(actions, int):
         raise UserError("the curvature form 'marginalized' needs a policy over finitely many actions")
     state = features(policy, batch, discount)

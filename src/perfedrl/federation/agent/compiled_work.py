@@ -20,12 +20,11 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent.config import AgentConfig
-from perfedrl.rollout import Sampler
 from perfedrl.simulation.compiled import agent_key, measure_lanes
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, MonteCarlo, Outcomes, check_fit, episode_outcomes
 from perfedrl.simulation.measurements import before_and_after
 from perfedrl.simulation.simulator import MANY_DECISIONS
-from perfedrl.types import Params, Trajectory
+from perfedrl.types import Params, Sampler, Trajectory
 
 How = Callable[..., Any]
 """A function of what an agent has (its objective or its evaluation), algorithm, message, state, task and key."""

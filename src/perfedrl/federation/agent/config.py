@@ -14,13 +14,14 @@ import jax
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.envs import ENVS, Fleet, Task, fleet
-from perfedrl.envs.fleet import brings_sampler
+from perfedrl.envs.base import PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config, whole
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.registry import abbreviated
-from perfedrl.rollout import Sampler
+from perfedrl.rollout import PythonSampler
 from perfedrl.simulation.evaluation import check_fit
+from perfedrl.types import Sampler
 
 LARGEST_NUMBER = 2**31
 """Agents' numbers stay below it, and so below what else is folded into a seed's key."""
@@ -90,10 +91,10 @@ class AgentConfig(BaseModel):
     @cached_property
     def _world(self) -> Any:
         world = ENVS[self.env](**self._params)
-        if not isinstance(world, Fleet | Task) and not brings_sampler(world):
+        if not isinstance(world, Fleet | Task | PlayedTask):
             raise UserError(
-                f"the environment {self.env!r} must make a Fleet or a task, or take a policy and make a sampler; "
-                f"it made a {type(world).__name__}"
+                f"the environment {self.env!r} must make a Fleet or a task (a subclass of perfedrl.envs.Task or "
+                f"PlayedTask), or take a policy and make a sampler; it made a {type(world).__name__}"
             )
         if self.agent is not None and not isinstance(world, Fleet):
             raise UserError(f"agent = {self.agent} picks one of a fleet; {self.env!r} made a single task")
@@ -115,10 +116,10 @@ class AgentConfig(BaseModel):
             check_fit(task, policy)
             return task.sampler(policy), task
         made = ENVS[self.env](policy=policy, **self._params)
-        if not isinstance(made, Sampler) or not hasattr(made, "discount"):
+        if not isinstance(made, PythonSampler):
             raise UserError(
-                f"the environment {self.env!r} takes a policy, so it must make a sampler: an object with traceable, "
-                f"sample(params, key, m) and discount; it made a {type(made).__name__}"
+                f"the environment {self.env!r} takes a policy, so it must make a sampler: a subclass of "
+                f"perfedrl.rollout.PythonSampler; it made a {type(made).__name__}"
             )
         if made.traceable:
             raise UserError(f"the sampler of {self.env!r} must have traceable = False; what JAX can trace is a task")

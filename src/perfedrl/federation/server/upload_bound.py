@@ -50,7 +50,8 @@ def _drift(parts: Any, algorithm: Any) -> float | None:
     """
     form, baseline, entropy = parts.agent.forms
     reach = {Nothing: 1, LeaveOneOut: 2}.get(type(baseline))
-    if type(algorithm) not in (FedAvgPG, PerFedAvgPG) or reach is None or entropy or hasattr(parts.policy, "value_fit"):
+    fits_values = parts.policy.value_fit is not None
+    if type(algorithm) not in (FedAvgPG, PerFedAvgPG) or reach is None or entropy or fits_values:
         return None
     alpha = 0.0
     if type(algorithm) is PerFedAvgPG:
