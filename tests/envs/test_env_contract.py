@@ -79,13 +79,13 @@ def fleet_of(name: str) -> Fleet:
 def policy_of(fleet: Fleet) -> Any:
     if isinstance(fleet.train, TabularMDP):
         return POLICIES["table"](fleet)
-    return POLICIES["mlp" if hasattr(fleet.train, "actions") else "gaussian-mlp"](fleet)
+    return POLICIES["gaussian-mlp" if fleet.train.actions is None else "mlp"](fleet)
 
 
 def sample(fleet: Fleet, policy: Any, params: Any, seed: int) -> Trajectory:
     """Episodes of all agents: in one compiled call, or one agent after the other."""
     keys = jax.random.split(jax.random.key(seed), fleet.agents)
-    if getattr(fleet, "traceable", True):
+    if fleet.traceable:
         return all_agents(fleet.train, policy, params, keys)
     batches = [one_agent(fleet.task(i), policy, params, keys[i]) for i in range(fleet.agents)]
     return jax.tree.map(lambda *xs: np.stack(xs), *batches)
@@ -112,16 +112,15 @@ STEPPED = [name for name in TRACEABLE if name not in EXAMPLES]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def close_what_is_open():
+def close_environments():
     yield
     for fleet in BUILT:
-        if hasattr(fleet, "close"):
-            fleet.close()
+        fleet.close()
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_a_fleet_says_whether_jax_can_trace_it(name):
-    assert getattr(fleet_of(name), "traceable", True) == (name in TRACEABLE)
+def test_traceable_tells_fleets_in_jax_from_played_ones(name):
+    assert fleet_of(name).traceable == (name in TRACEABLE)
 
 
 @pytest.mark.parametrize("name", EPISODES)
@@ -133,14 +132,14 @@ def test_episodes_depend_on_their_key_alone(name):
 
 
 @pytest.mark.parametrize("name", EPISODES)
-def test_an_episode_has_one_decision_more_than_its_horizon_and_ends_once(name):
+def test_an_episode_has_horizon_plus_one_decisions_and_ends_once(name):
     fleet, *_, batch = played(name)
     T = fleet.train.horizon + 1
     assert all(x.shape[:3] == (fleet.agents, M, T) for x in jax.tree.leaves(batch))
     mask = np.asarray(batch.mask)
     assert (mask[..., 0] == 1).all(), "the first decision always counts"
     assert set(np.unique(mask)) <= {0.0, 1.0}
-    assert (np.diff(mask) <= 0).all(), "who is out stays out"
+    assert (np.diff(mask) <= 0).all(), "an episode that ended stays ended"
     assert (np.asarray(batch.reward)[mask == 0] == 0).all()
     assert np.isfinite(batch.reward).all()
     if name in EARLY:
@@ -155,11 +154,9 @@ def test_episodes_are_in_single_precision(name):
 
 
 @pytest.mark.parametrize("name", EPISODES)
-def test_what_a_task_says_of_an_episode_are_numbers_and_shares(name):
+def test_outcomes_of_an_episode_are_finite_scalars_and_shares(name):
     fleet, *_, batch = played(name)
     task = fleet.task(0)
-    if not hasattr(task, "outcomes"):
-        pytest.skip("it says nothing more than the return")
     said = jit(lambda episode: task.outcomes(episode))(jax.tree.map(lambda x: x[0, 0], batch))
     assert all(np.shape(x) == () and np.isfinite(x) for x in said.values())
     assert all(0 <= said.get(share, 0) <= 1 for share in ("success", "upright"))
@@ -168,14 +165,14 @@ def test_what_a_task_says_of_an_episode_are_numbers_and_shares(name):
 
 
 @pytest.mark.parametrize("name", STEPPED)
-def test_tasks_keep_the_interface(name):
+def test_stepped_fleets_are_made_of_tasks(name):
     fleet = fleet_of(name)
     assert fleet.agents >= 1
     assert isinstance(fleet.task(0), Task)
 
 
 @pytest.mark.parametrize("name", STEPPED)
-def test_an_agents_episodes_compile_and_are_the_same_alone_and_in_company(name):
+def test_an_agents_episodes_are_the_same_alone_and_in_a_vmapped_fleet(name):
     fleet, policy, params, batch = played(name)
     keys = jax.random.split(jax.random.key(0), fleet.agents)
     last = alone(fleet.task(fleet.agents - 1), policy, params, keys[-1])
@@ -189,7 +186,7 @@ def test_a_step_keeps_the_states_structure_and_precision(name, x64):
     """Whatever precision is enabled: what single uniforms start stays in single precision."""
     task = fleet_of(name).task(0)
     uniforms = lambda n: jax.ShapeDtypeStruct((n,), np.float32)  # noqa: E731
-    size = getattr(task, "action_size", None)
+    size = task.action_size
     action = jax.ShapeDtypeStruct((), np.int32) if size is None else jax.ShapeDtypeStruct((size,), np.float32)
     with jax.enable_x64(x64):
         before = jax.eval_shape(task.reset, uniforms(task.reset_noise))
@@ -206,7 +203,7 @@ def test_a_step_keeps_the_states_structure_and_precision(name, x64):
 
 
 @pytest.mark.parametrize("name", TRACEABLE)
-def test_agents_differ_exactly_in_what_their_family_says(name):
+def test_agents_differ_exactly_in_the_leaves_listed_for_their_family(name):
     assert name in DIFFER, f"say in DIFFER in what the agents of {name!r} differ"
     fleet = fleet_of(name)
     leaves = jax.tree_util.tree_leaves_with_path(fleet.train)
@@ -215,7 +212,7 @@ def test_agents_differ_exactly_in_what_their_family_says(name):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_agents_with_examples_keep_the_interface_and_what_they_are_tested_on_apart(name):
+def test_agents_with_examples_are_data_tasks_with_disjoint_test_examples(name):
     fleet = fleet_of(name)
     task = fleet.task(fleet.agents - 1)
     assert isinstance(task, DataTask)

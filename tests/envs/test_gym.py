@@ -19,7 +19,7 @@ KEY = jax.random.key(3)
 
 
 def sampler(fleet, agent=0):
-    make = mlp if hasattr(fleet.train, "actions") else gaussian_mlp
+    make = gaussian_mlp if fleet.train.actions is None else mlp
     policy = make(fleet, (4,))
     return fleet.task(agent).sampler(policy), policy, policy.init(jax.random.key(0))
 

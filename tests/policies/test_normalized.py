@@ -60,7 +60,7 @@ def test_a_normalized_policy_is_the_inner_one_on_normalized_observations():
     np.testing.assert_allclose(POLICY.log_prob(PARAMS, obs, action), INNER.log_prob(*args, action), rtol=1e-6)
     np.testing.assert_allclose(POLICY.entropy(PARAMS, obs), INNER.entropy(*args), rtol=1e-6)
     assert (POLICY.actions, POLICY.noise) == (2, 1)
-    assert not any(hasattr(POLICY, name) for name in ("action_size", "values", "value_fit", "probabilities"))
+    assert POLICY.action_size is POLICY.values is POLICY.value_fit is POLICY.probabilities is None
     np.testing.assert_array_equal(POLICY.seen(PARAMS, jnp.asarray([1e6, -1e6])), [10, -10])
 
 
@@ -134,7 +134,7 @@ def test_a_value_network_sees_what_the_policy_sees():
     expected = inner.values(params["policy"], BY_HAND)
     np.testing.assert_allclose(both.values(params, BATCH), expected, rtol=1e-5, atol=1e-6)
     assert both.action_size == 1
-    assert hasattr(both, "value_fit")
+    assert both.value_fit is not None
 
 
 # Configs and runs
