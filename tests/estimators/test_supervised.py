@@ -236,7 +236,7 @@ def test_what_makes_no_sense_of_examples_is_refused():
         monte_carlo(small(), Sampled(policy))
     with pytest.raises(pf.UserError, match="is for agents that have examples"):
         on_examples(pf.gridworld(), Sampled(policy))
-    with pytest.raises(pf.UserError, match="need not explore"):
+    with pytest.raises(pf.UserError, match="do not explore"):
         Sampled(policy, entropy=0.1)(small().task(0))
     with pytest.raises(pf.UserError, match="to fit a critic"):
         Sampled(critic)(small().task(0))

@@ -1,4 +1,4 @@
-"""Estimators: trajectories in, gradients and curvature products out."""
+"""Estimators of gradients and Hessian-vector products from sampled trajectories."""
 
 from perfedrl.estimators.baselines import BASELINES, Baseline
 from perfedrl.estimators.curvature import CURVATURES, UNBIASED, Curvature, FromBatch

@@ -1,8 +1,8 @@
-"""Baselines: what to subtract from a decision's reward-to-go so that its weight varies less and no mean changes.
+"""Baselines that are subtracted from the reward-to-go to reduce variance without adding bias.
 
-Each is a function `(policy, params, batch, returns, discount) -> [m, T]`. What it says of a decision may depend on the
-decision's state, on other trajectories, and on anything from before the batch was drawn, but not on the actions of its
-own trajectory from there on: then every estimate that was unbiased stays so.
+Each is a function `(policy, params, batch, returns, discount) -> [m, T]`. The baseline of a decision may depend on its
+state, on other trajectories, and on anything known before the batch was drawn, but not on the actions of its own
+trajectory from that decision on. Then unbiased estimates stay unbiased.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Baseline = Callable[..., Array | None]
 
 MOST_FOLDS, ITERATIONS = 10, 12
 FEW_COMPONENTS = 6
-"""Observations of at most so many components enter with all their products, longer ones with their squares."""
+"""Largest observation size for which all products of components are features; longer ones use squares only."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Nothing:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """The mean reward-to-go of the batch's other trajectories at the same decision; with one trajectory, nothing."""
+    """Mean reward-to-go of the other trajectories at the same decision; zero for a batch of one trajectory."""
 
     def __call__(
         self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
@@ -46,9 +46,9 @@ class LeaveOneOut:
 
 @dataclass(frozen=True)
 class Ridge:
-    """Linear in features of state and time, fitted by ridge regression on trajectories other than the decision's own.
+    """Linear function of state and time features, fitted by ridge regression on other trajectories of the batch.
 
-    The batch is cut into at most ten parts, and each is predicted from the rest, so nothing further is sampled.
+    The batch is cut into at most ten parts and each part is predicted from the others, so no extra samples are needed.
     """
 
     strength: float = 1e-3
@@ -67,7 +67,7 @@ class Ridge:
 
 @dataclass(frozen=True)
 class Critic:
-    """A value network that is part of the parameters: the policy 'actor-critic' learns it along with the policy."""
+    """The value network of an 'actor-critic' policy, which is trained along with the policy."""
 
     def __call__(
         self, policy: Any, params: Params, batch: Trajectory, returns: Float[Array, "m T"], discount: Scalar
@@ -78,9 +78,9 @@ class Critic:
 
 
 def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "m T p"]:
-    """Features of state and remaining time on the scale of the reward-to-go.
+    """Compute features of state and remaining time, on the scale of the reward-to-go.
 
-    States that are numbers are told apart one by one; vectors enter with their squares and, if short, products.
+    Numbered states are one-hot encoded. Vectors contribute their components and squares, and short ones all products.
     """
     obs, dtype = jax.tree.leaves(batch.obs), batch.reward.dtype
     if policy.states is not None and len(obs) == 1:
@@ -97,7 +97,7 @@ def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "
 
 
 def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength: float) -> Float[Array, "k p"]:
-    """Ridge coefficients for each of k parts of a batch (trajectory i is in part i mod k), fitted on the others."""
+    """Fit ridge coefficients for each of k parts of a batch on the other parts; trajectory i is in part i mod k."""
     m, _, p = phi.shape
     folds = min(m, MOST_FOLDS)
 
@@ -113,9 +113,10 @@ def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength
 
 
 def conjugate_gradients(system: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Float[Array, "k p"]:
-    """Solve A x = b for k positive definite systems, nearly: any function of the others' data is a valid baseline.
+    """Solve A x = b approximately for k positive definite systems.
 
-    A fixed number of iterations without a library call, which would stall inside a compiled loop on two cores.
+    An approximate solution suffices: any function of the other trajectories is a valid baseline. The fixed number of
+    iterations avoids a library solver, which can stall inside a compiled loop on two cores.
     """
     tiny = np.finfo(b.dtype).tiny
 

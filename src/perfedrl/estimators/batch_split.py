@@ -14,49 +14,51 @@ from perfedrl.estimators.tree_math import dot, ratio
 from perfedrl.types import Array, Params, StepSize
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
-"""What a curvature batch may take of the budget, but never less than what keeps watching."""
+"""Candidate shares of the budget for the curvature batch; each batch gets at least SMALLEST_BATCH trajectories."""
 
 SMALLEST_BATCH = 4
-"""Trajectories of a batch, so that each half has two and a baseline something to compare."""
+"""Smallest batch: each half has two trajectories, so noise estimates and leave-one-out baselines stay defined."""
 
 
 class BatchSplitMoments(NamedTuple):
-    """What an agent knows, as running means: the variance of one trajectory's outer gradient and of its curvature term,
-    and the squared length of that term's mean, all estimated without bias; and the weight of what was seen so far.
-    """
+    """Running means of an agent's noise estimates, each unbiased up to the weight `seen`."""
 
     outer: Float[Array, ""]
+    """Variance of one trajectory's outer gradient."""
     curvature: Float[Array, ""]
+    """Variance of one trajectory's curvature term."""
     signal: Float[Array, ""]
+    """Squared length of the mean curvature term."""
     seen: Float[Array, ""]
+    """Total weight of the observations in the running means; 0 before the first."""
 
 
 def initial_moments() -> BatchSplitMoments:
-    """Nothing seen yet."""
+    """Moments before the first observation."""
     return BatchSplitMoments(*[jnp.zeros(())] * 4)
 
 
 def candidate_sizes(budget: int) -> list[int]:
-    """The curvature batches to choose from; the outer batch gets the rest."""
+    """Candidate sizes of the curvature batch; the outer batch gets the remaining trajectories."""
     return sorted({min(max(SMALLEST_BATCH, round(share * budget)), budget - SMALLEST_BATCH) for share in SHARES})
 
 
 def predicted_error(known: BatchSplitMoments, m_h: Array, m_out: Array) -> Array:
-    """The mean squared error of outer gradient plus optimally shrunk curvature term, by the batches' sizes."""
+    """Predict the mean squared error of outer gradient plus optimally shrunk curvature term from the batch sizes."""
     noise = known.curvature / m_h
     signal = jnp.maximum(known.signal, 0)
     return known.outer / m_out + ratio(signal * noise, signal + noise)
 
 
 def choose_candidate(known: BatchSplitMoments, budget: int) -> Int[Array, ""]:
-    """Which candidate promises the least error; the middle one as long as nothing is known."""
+    """Index of the candidate size with the smallest predicted error; the middle one before any observation."""
     sizes = jnp.asarray(candidate_sizes(budget))
     best = jnp.argmin(predicted_error(known, sizes, budget - sizes))
     return jnp.where(known.seen > 0, best, len(sizes) // 2)
 
 
 class SplitGradient(NamedTuple):
-    """A meta-gradient, the adaptation it belongs to, its outer gradient, and what is known after it."""
+    """A meta-gradient estimate with its adaptation path, its outer gradient, and the updated moments."""
 
     gradient: Params
     path: AdaptationPath
@@ -74,9 +76,10 @@ def split_gradient(
     known: BatchSplitMoments,
     limit: float = LIMIT,
 ) -> SplitGradient:
-    """(I + alpha s H-hat) g_out with the budget split where it helps most and s the optimal shrinkage.
+    """Estimate (I + alpha s H-hat) g_out with the split of the budget that minimizes the predicted error.
 
-    Outer and curvature batches are drawn in halves, whose difference shows their noise. The term is limited too.
+    s is the optimal shrinkage of the curvature term, whose length is limited in addition. Both batches are drawn in
+    halves, and the difference between the halves estimates their noise.
     """
     path = adaptation(agent, theta, alpha, keys.inner, m_in)
 
@@ -102,7 +105,10 @@ def split_gradient(
 
 
 def estimate_from_halves(estimate, key: PRNGKeyArray, m: int) -> tuple[Params, Array, Array]:
-    """An estimate from m trajectories by halves; one trajectory's variance and the mean's squared length, unbiased."""
+    """Average two independent half-batch estimates.
+
+    Returns the mean, and unbiased estimates of the variance of one trajectory and of the squared length of the mean.
+    """
     sizes = m // 2, m - m // 2
     one, two = (estimate(k, n) for k, n in zip(jax.random.split(key), sizes, strict=True))
     mean = jax.tree.map(lambda x, y: (sizes[0] * x + sizes[1] * y) / m, one, two)

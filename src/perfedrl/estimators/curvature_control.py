@@ -1,7 +1,7 @@
-"""Curvature control: how much of a noisy curvature term to believe.
+"""Curvature control: limiting or shrinking a noisy curvature term.
 
-A control turns an agent's estimate of alpha H v into the term that is added to v. As the curvature batch grows, each
-tends to the exact estimator, and as it shrinks to nothing, to the first-order one.
+A control turns an agent's estimate of alpha H v into the term that is added to v. As the curvature batch grows, every
+control tends to the exact estimator; with an empty batch it is the first-order estimator.
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,27 @@ from perfedrl.types import Array, Params, StepSize
 
 LIMIT = 0.3
 RUNNING_MEAN_DECAY = 0.9
-"""The share that what is known of signal and noise keeps from step to step."""
+"""Weight of the previous value in running means of signal and noise."""
 
 
 @runtime_checkable
 class CurvatureControl(Protocol):
-    """Hashable; what it remembers from step to step stays with the agent."""
+    """A rule for the curvature term, hashable; its state is kept by the agent from step to step."""
 
-    def init(self) -> PyTree: ...
+    def init(self) -> PyTree:
+        """State before the first step."""
+        ...
 
     def __call__(
         self, agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int, state: PyTree
     ) -> tuple[Params, PyTree]:
-        """The term to add to v, from m trajectories, and what to remember."""
+        """Return the term to add to v, estimated from m trajectories, and the new state."""
         ...
 
 
 @dataclass(frozen=True)
 class Uncontrolled:
-    """The estimate as it is, eq. (7)."""
+    """Use the estimate unchanged, eq. (7)."""
 
     def init(self) -> tuple[()]:
         return ()
@@ -51,9 +53,9 @@ class Uncontrolled:
 
 @dataclass(frozen=True)
 class Limited:
-    """The estimate, clipped where it is longer than limit sqrt(m) |v|.
+    """Clip the estimate to the length limit sqrt(m) |v|.
 
-    The noise of a mean over m trajectories has a length of order 1/sqrt(m), so the limit loosens as it abates.
+    The noise of a mean over m trajectories has length of order 1/sqrt(m), so the limit loosens as the noise falls.
     """
 
     limit: float = LIMIT
@@ -71,8 +73,10 @@ class Limited:
 
 
 class ShrinkageState(NamedTuple):
-    """Running means, relative to |v|^2: of the squared length of the term's mean, estimated without bias, and of the
-    squared length of the estimate itself, which holds its noise too.
+    """Running means relative to |v|^2.
+
+    `signal` estimates the squared length of the term's mean without bias; `signal_and_noise` is the squared length of
+    the estimate itself.
     """
 
     signal: Float[Array, ""]
@@ -81,11 +85,11 @@ class ShrinkageState(NamedTuple):
 
 @dataclass(frozen=True)
 class Shrunk:
-    """The estimate times the share of its squared length that is signal, as far as that is known.
+    """Multiply the estimate by the estimated share of signal in its squared length.
 
-    Two halves of the batch have independent noise: their inner product estimates the squared length of the mean
-    without bias. Both are averaged over steps, since a single step says little; and as what is known may be wrong, the
-    term is limited too.
+    Two halves of the batch have independent noise, so their inner product estimates the squared length of the mean
+    without bias. Signal and total are averaged over steps because one step is too noisy, and the term is limited as
+    well in case these averages are wrong.
     """
 
     limit: float = LIMIT
@@ -123,7 +127,7 @@ class Shrunk:
 
 
 def curvature_term(agent: Objective, theta: Params, alpha: StepSize, v: Params, key: PRNGKeyArray, m: int) -> Params:
-    """Alpha H v from m trajectories; H (alpha v) where every parameter has its own step size. None without any."""
+    """Estimate alpha H v from m trajectories; H (alpha v) with one step size per parameter; zero for m = 0."""
     if m == 0:
         return jax.tree.map(jnp.zeros_like, v)
     if is_scalar(alpha):
@@ -132,11 +136,12 @@ def curvature_term(agent: Objective, theta: Params, alpha: StepSize, v: Params, 
 
 
 def limited_term(curvature_term: Params, v: Params, m: int, limit: float) -> Params:
-    """A curvature term from m trajectories, no longer than limit sqrt(m) |v|."""
+    """Clip a curvature term from m trajectories to the length limit sqrt(m) |v|."""
     return clipped_to_length(curvature_term, limit * m**0.5 * optax.tree.norm(v))
 
 
 def check_limit(limit: float) -> None:
+    """Check that a limit is finite and positive."""
     if not 0 < limit < float("inf"):
         raise UserError(f"limit must be a finite number > 0; it is {limit}")
 

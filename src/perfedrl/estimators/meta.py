@@ -1,4 +1,7 @@
-"""The stochastic meta-policy gradient: adapt, outer gradient, back through the adaptation by curvature."""
+"""The stochastic meta-policy gradient, eq. (7).
+
+It takes adaptation steps, estimates the gradient at the adapted parameters, and applies the chain rule of the steps.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,9 +17,9 @@ from perfedrl.types import Array, Params, StepSize
 
 
 class StepKeys(NamedTuple):
-    """The keys of the three independent batches of one local step.
+    """Random keys of the three independent batches of one local step.
 
-    FedAvg-PG draws its batch with the outer key, so that at alpha = 0 the two methods see the same trajectories.
+    FedAvg-PG uses the outer key for its batch, so that it sees the same trajectories as Per-FedAvg-PG at alpha = 0.
     """
 
     inner: PRNGKeyArray
@@ -25,9 +28,9 @@ class StepKeys(NamedTuple):
 
 
 class AdaptationPath(NamedTuple):
-    """An adaptation: where each of its steps began and which gradient it took, leading axis nu, and where it ended.
+    """Start point and gradient of each adaptation step (leading axis nu), and the final parameters.
 
-    That is all that is kept of it: one parameter vector and one gradient a step, and no trajectories.
+    Trajectories are not stored: memory grows by one parameter vector and one gradient per step.
     """
 
     starts: Params
@@ -36,9 +39,9 @@ class AdaptationPath(NamedTuple):
 
 
 def adapt(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1) -> Params:
-    """theta~ = theta + alpha g_in, a policy-gradient step from m trajectories (lines 14-15 of Algorithm 1), or several.
+    """Take policy-gradient steps theta~ = theta + alpha g_in from m trajectories each (Algorithm 1, lines 14-15).
 
-    Without trajectories, m = 0, there is no step.
+    With m = 0 the parameters are returned unchanged.
     """
     return theta if m == 0 else adaptation(agent, theta, alpha, key, m, steps).end
 
@@ -46,7 +49,7 @@ def adapt(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m
 def adaptation(
     agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int = 1
 ) -> AdaptationPath:
-    """Nu adaptation steps from m trajectories each."""
+    """Take `steps` adaptation steps from m trajectories each and record their path."""
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, tuple[Params, Params]]:
         g = agent.gradient(theta, key, m)
@@ -59,7 +62,7 @@ def adaptation(
 def first_order_gradient(
     agent: Objective, theta: Params, alpha: StepSize, keys: StepKeys, m_in: int, m_out: int, steps: int = 1
 ) -> Params:
-    """The Hessian-free estimate of grad F_i: g_out under the adapted policy, Section 5."""
+    """Estimate grad F_i by g_out under the adapted policy, without curvature (Section 5)."""
     return agent.gradient(adapt(agent, theta, alpha, keys.inner, m_in, steps), keys.outer, m_out)
 
 
@@ -68,7 +71,7 @@ def meta_gradient(
 ) -> Params:
     """Estimate grad F_i by (I + alpha H-hat) g_out from three independent batches, eq. (7), METAGRAD of Algorithm 1.
 
-    After several steps it is the product of their Jacobians that g_out is multiplied with, each from its own batch.
+    After several adaptation steps, g_out is multiplied with the Jacobian of each, estimated from its own batch.
     """
     path = adaptation(agent, theta, alpha, keys.inner, m_in, steps)
     g_out = agent.gradient(path.end, keys.outer, m_out)
@@ -76,9 +79,10 @@ def meta_gradient(
 
 
 class AdaptationGradients(NamedTuple):
-    """A gradient at the end of an adaptation, taken back to its start: to the parameters, and to the step size.
+    """Gradients with respect to the parameters before adaptation and to the step size, and the control's new state.
 
-    `step` is elementwise the derivative by each parameter's own step size; its sum is the one by a shared step size.
+    `step` holds the derivative with respect to each parameter's own step size. Its sum is the derivative with respect
+    to a shared step size.
     """
 
     gradient: Params
@@ -96,7 +100,11 @@ def backpropagate_adaptation(
     control: CurvatureControl,
     state: PyTree,
 ) -> AdaptationGradients:
-    """(I + alpha H(theta_0)) ... (I + alpha H(theta_{nu-1})) g_out, matrix-free, with m_h trajectories a factor."""
+    """Apply the chain rule of the adaptation steps to the outer gradient.
+
+    Computes (I + alpha H(theta_0)) ... (I + alpha H(theta_{nu-1})) g_out without forming a matrix. Each factor is
+    estimated from m_h trajectories; with m_h = 0 the curvature is dropped.
+    """
     steps = len(jax.tree.leaves(path.gradients)[0])
     if m_h == 0:
         return AdaptationGradients(g_out, jax.tree.map(lambda g, v: g.sum(axis=0) * v, path.gradients, g_out), state)
@@ -112,12 +120,12 @@ def backpropagate_adaptation(
 
 
 def step_keys(key: PRNGKeyArray, steps: int) -> Key[Array, " nu"]:
-    """A key for each step; a single step has the key itself."""
+    """Derive one key per step; a single step uses `key` itself."""
     return key[None] if steps == 1 else jax.random.split(key, steps)
 
 
 def iterate(agent: Objective, f: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` over an agent's calls, or a Python loop where JAX cannot trace them."""
+    """Run `jax.lax.scan` if JAX can trace the agent, otherwise the same loop in Python."""
     count = len(jax.tree.leaves(xs)[0])
     if agent.traceable and count > 1:
         return jax.lax.scan(f, carry, xs)

@@ -1,4 +1,4 @@
-"""What an algorithm sees of an agent: a stochastic gradient, a curvature product and a value."""
+"""The interface between algorithms and agents: stochastic gradients, curvature products and values."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -21,36 +21,36 @@ from perfedrl.rollout import outline, sampler
 from perfedrl.types import Array, Params, Sampler, Scalar, Trajectory
 
 SLICE = 100
-"""Trajectories whose curvature product a CPU computes at a time: what they need then stays in its cache."""
+"""Trajectories per slice when a CPU computes a curvature product, so that intermediate results fit in its cache."""
 
 
 @runtime_checkable
 class Objective(Protocol):
-    """One agent's objective J_i, to be maximized. Every call draws m fresh samples with its own key.
+    """One agent's objective J_i, to be maximized; every call draws m fresh samples with its own key.
 
-    An MDP and a policy make one, a data set and a loss another; algorithms that need no more take either.
+    Implemented for an MDP with a policy (`PolicyObjective`) and for a data set with a loss (`DataObjective`).
     """
 
     @property
     def traceable(self) -> bool:
-        """Whether JAX can trace through the calls; if not, algorithms loop in Python."""
+        """Whether JAX can trace the calls; if not, algorithms loop in Python."""
         ...
 
     def gradient(self, params: Params, key: PRNGKeyArray, m: int) -> Params:
-        """An unbiased estimate of grad J_i(theta)."""
+        """Estimate grad J_i(theta) without bias."""
         ...
 
     def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
-        """An estimate of grad^2 J_i(theta) v."""
+        """Estimate grad^2 J_i(theta) v."""
         ...
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
-        """An unbiased estimate of J_i(theta)."""
+        """Estimate J_i(theta) without bias."""
         ...
 
 
 class Forms(NamedTuple):
-    """How an agent's trajectories become estimates: programs are compiled for it."""
+    """Curvature form, baseline and entropy weight of an agent's estimators; hashable, since programs depend on it."""
 
     curvature: Curvature
     baseline: Baseline
@@ -58,14 +58,14 @@ class Forms(NamedTuple):
 
 
 CURVATURE, BASELINE = "causal", "leave-one-out"
-"""The defaults: unbiased like the paper's forms, at no cost, and with far less noise (docs/estimators.md)."""
+"""Default forms: unbiased like the paper's, equally cheap, and far less noisy (docs/estimators.md)."""
 
 PAPER: dict[str, Any] = {"curvature": "score", "baseline": "none"}
 """The paper's forms."""
 
 
 def forms(curvature: str | Curvature = CURVATURE, baseline: str | Baseline = BASELINE, entropy: float = 0.0) -> Forms:
-    """Forms go by their names in the registries, or as they are. `entropy` is the weight of a bonus for indecision."""
+    """Build `Forms` from registry names or objects; `entropy` weights the policy's entropy in the objective."""
     if not 0 <= entropy < float("inf"):
         raise UserError(f"entropy must be a finite number >= 0; it is {entropy}")
     return Forms(
@@ -91,14 +91,14 @@ class PolicyObjective(eqx.Module):
         return self.gradient_of(params, self.sampler.sample(params, key, m))
 
     def gradient_of(self, params: Params, batch: Trajectory) -> Params:
-        """The estimate that a batch under these parameters gives."""
+        """Estimate the gradient from a batch sampled with these parameters."""
         return _gradient(self.policy, self.forms, self.discount, params, batch)
 
     def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
         return self.forms.curvature(self, params, v, key, m)
 
     def product(self, form: FromBatch, params: Params, batch: Trajectory, v: Params) -> Params:
-        """A curvature product of the form from a batch under these parameters."""
+        """Estimate a curvature product with `form` from a batch sampled with these parameters."""
         return _product(self.policy, form, self.forms.baseline, self.discount, params, batch, v)
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
@@ -106,7 +106,7 @@ class PolicyObjective(eqx.Module):
 
 
 class Sampled(eqx.Module):
-    """Makes the objective of an agent of its task: a policy, and the forms of its estimators."""
+    """Factory of sampled objectives: a policy and the forms of its estimators, applied to a task."""
 
     policy: Any
     forms: Forms = eqx.field(static=True)
@@ -122,34 +122,35 @@ class Sampled(eqx.Module):
         self.policy, self.forms = policy, forms(curvature, baseline, entropy)
 
     def __call__(self, task: Any) -> Any:
-        """A `PolicyObjective`; a `DataObjective` where the agent has examples and no episodes."""
+        """Build a `PolicyObjective`, or a `DataObjective` if the task has examples instead of episodes."""
         if isinstance(task, DataTask):
             return DataObjective(task.examples, self.policy, self.forms)
         return PolicyObjective(sampler(task, self.policy), self.policy, task.discount, self.forms)
 
     def outline(self, task: Any) -> Any:
-        """The objective as far as shapes go: JAX can trace it whatever the agent is."""
+        """Build an objective with the right shapes that JAX can trace even if the task itself cannot be traced."""
         if isinstance(task, DataTask):
             return self(task)
         return PolicyObjective(outline(task, self.policy), self.policy, task.discount, self.forms)
 
 
 def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, batch: Trajectory) -> Credit:
-    """Reward-to-go, normalized where the policy does so, and baseline of every decision in a batch."""
+    """Compute reward-to-go (scaled if the policy normalizes rewards) and baseline of every decision in a batch."""
     returns = scaled(policy, params, reward_to_go(batch, discount))
     return Credit(returns, baseline(policy, params, batch, returns, discount))
 
 
 def scaled(policy: Any, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns in the unit of a policy that normalizes rewards; as they are for any other."""
+    """Scale returns if the policy normalizes rewards; return them unchanged otherwise."""
     return returns if policy.scaled is None else policy.scaled(params, returns)
 
 
-# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
+# The functions below are jitted so that batches of a Python sampler are processed by compiled code too. Inside a
+# caller's jit they are inlined.
 
 
 def gradient_of_batch(policy: Any, forms: Forms, discount: float, params: Params, batch: Trajectory) -> Params:
-    """The gradient of the return, eq. (2) with a baseline, and of what is maximized along with it."""
+    """Estimate the gradient of the return, eq. (2) with a baseline, plus the regularizer's gradient."""
     credited = credit(policy, forms.baseline, discount, params, batch)
     g = policy_gradient(policy.log_prob, params, batch, credited.advantage)
     more = regularizer(policy, batch, credited.returns, discount, forms.entropy)
@@ -159,17 +160,22 @@ def gradient_of_batch(policy: Any, forms: Forms, discount: float, params: Params
 def _hvp(
     policy: Any, form: FromBatch, baseline: Baseline, discount: float, params: Params, batch: Trajectory, v: Params
 ) -> Params:
-    product = lambda batch, credit: form.product(policy, params, batch, credit, v, discount)  # noqa: E731
+    def product(batch: Trajectory, credit: Credit) -> Params:
+        return form.product(policy, params, batch, credit, v, discount)
+
     return mean_over_slices(product, batch, credit(policy, baseline, discount, params, batch))
 
 
 def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajectory, credit: Credit) -> Params:
-    """A function that is a mean over trajectories, computed on a CPU slice by slice, elsewhere at once."""
+    """Evaluate a mean over trajectories, slice by slice on a CPU and in one call on other devices."""
     m = len(batch.reward)
     if jax.default_backend() != "cpu" or m <= SLICE:
         return f(batch, credit)
     whole = m // SLICE
-    cut = lambda x: x[: whole * SLICE].reshape(whole, SLICE, *x.shape[1:])  # noqa: E731
+
+    def cut(x: Array) -> Array:
+        return x[: whole * SLICE].reshape(whole, SLICE, *x.shape[1:])
+
     means = jax.lax.map(lambda part: f(*part), jax.tree.map(cut, (batch, credit)))
     mean = jax.tree.map(lambda x: jnp.sum(x, axis=0) * (SLICE / m), means)
     if rest := m - whole * SLICE:
@@ -179,7 +185,7 @@ def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajector
 
 
 def mean_return(discount: float, batch: Trajectory) -> Float[Array, ""]:
-    """The mean discounted return of a batch."""
+    """Compute the mean discounted return of a batch."""
     return jnp.mean(reward_to_go(batch, discount)[:, 0])
 
 

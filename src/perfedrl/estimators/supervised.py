@@ -1,4 +1,4 @@
-"""A data set and a loss as an objective: the supervised origin of Per-FedAvg, by the same algorithms."""
+"""Supervised objectives, the original setting of Per-FedAvg: a data set and a log-likelihood."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from perfedrl.types import Array, Params
 
 
 class DataObjective(eqx.Module):
-    """The mean log-likelihood of an agent's labels, minus the loss, from m examples drawn with replacement.
+    """Mean log-likelihood (negative loss) of an agent's labels, estimated from m examples drawn with replacement.
 
-    What is counted in trajectories elsewhere are examples here. Curvature is the Hessian of the batch's likelihood
-    itself: the forms that trajectories need, as their law moves with the parameters, have nothing to add. Any other
-    form, such as central differences (Per-FedAvg's Hessian-free variant), is used as it is. With `whole`, every batch
-    is all examples and nothing is random.
+    Counts of trajectories are counts of examples here. The curvature is the Hessian of the batch's log-likelihood: the
+    score-function forms reduce to it because the data do not depend on the parameters. Other forms, such as central
+    differences (Per-FedAvg's Hessian-free variant), are used unchanged. With `whole`, every batch is the full data set
+    and the estimates are exact.
     """
 
     examples: Examples
@@ -32,15 +32,15 @@ class DataObjective(eqx.Module):
 
     def __check_init__(self) -> None:
         if self.forms.entropy:
-            raise UserError("agents with examples need not explore: set entropy = 0")
+            raise UserError("agents with examples do not explore: set entropy = 0")
         if self.policy.value_fit is not None or self.policy.moment_fit is not None:
             raise UserError(
-                "agents with examples have no returns or episodes to fit a critic or a normalization to: choose a "
-                "policy without, such as 'mlp'"
+                "agents with examples have no episodes to fit a critic or a normalization to: choose a policy without "
+                "these, such as 'mlp'"
             )
 
     def batch(self, key: PRNGKeyArray, m: int) -> Examples:
-        """Draw m examples, each equally likely; drawing with replacement keeps m free and estimates unbiased."""
+        """Draw m examples uniformly with replacement, so that any m gives unbiased estimates."""
         if self.whole:
             return self.examples
         drawn = jax.random.randint(key, (m,), 0, len(self.examples.labels))
@@ -64,16 +64,19 @@ def log_likelihoods(policy: Any, params: Params, batch: Examples) -> Float[Array
 
 
 def mean_log_likelihood(policy: Any, params: Params, batch: Examples) -> Float[Array, ""]:
-    """What is maximized."""
+    """Compute the objective on a batch: the mean log-likelihood of its labels."""
     return jnp.mean(log_likelihoods(policy, params, batch))
 
 
 def example_outcomes(policy: Any, params: Params, batch: Examples) -> dict[str, Float[Array, " m"]]:
-    """Of every example the log-likelihood, as "return", and whether the likeliest class is the right one."""
+    """Compute "return", the log-likelihood of every example, and "accuracy", 1 where the likeliest class is right."""
     outcomes = {"return": log_likelihoods(policy, params, batch)}
     if isinstance(policy.actions, int):
         classes = jnp.arange(policy.actions)
-        every = lambda x: jax.vmap(lambda y: policy.log_prob(params, x, y))(classes)  # noqa: E731
+
+        def every(x: Array) -> Float[Array, " A"]:
+            return jax.vmap(lambda y: policy.log_prob(params, x, y))(classes)
+
         right = jnp.argmax(jax.vmap(every)(batch.inputs), axis=-1) == batch.labels
         outcomes["accuracy"] = right.astype(outcomes["return"].dtype)
     return outcomes
@@ -84,7 +87,7 @@ def _grad(policy: Any, params: Params, batch: Examples) -> Params:
 
 
 def _hvp(policy: Any, params: Params, batch: Examples, v: Params) -> Params:
-    """Forward over reverse."""
+    """Compute a Hessian-vector product, forward over reverse."""
     return jax.jvp(lambda theta: _grad(policy, theta, batch), (params,), (v,))[1]
 
 

@@ -9,26 +9,30 @@ from perfedrl.types import Array, Params, StepSize
 
 
 def scale_by(alpha: StepSize, tree: Params) -> Params:
-    """Alpha times a tree, where alpha is a number or a tree like it."""
+    """Scale a tree by a step size: one number, or a tree with one step size per parameter."""
     if is_scalar(alpha):
         return optax.tree.scale(alpha, tree)
     return jax.tree.map(lambda a, x: a * x, alpha, tree)
 
 
 def is_scalar(alpha: StepSize) -> bool:
+    """Whether a step size is one number rather than one per parameter."""
     return jax.tree_util.all_leaves([alpha]) and jnp.ndim(alpha) == 0
 
 
 def clipped_to_length(tree: Params, longest: Array | float) -> Params:
-    """A tree scaled down to a length where it is longer."""
+    """Scale a tree down to the length `longest` if it is longer."""
     return optax.tree.scale(jnp.minimum(1, ratio(longest, optax.tree.norm(tree))), tree)
 
 
 def ratio(x: Array | float, y: Array) -> Array:
-    """X / y, and 0 where y is 0: a batch may have earned nothing at all."""
+    """Divide x by y, with result 0 where y is 0, as for a batch whose rewards are all zero."""
     return jnp.where(y > 0, x / jnp.where(y > 0, y, 1), 0)
 
 
 def dot(x: Params, y: Params) -> Float[Array, ""]:
-    """The inner product of two trees, by sums: the order of a dot product could depend on what runs beside it."""
+    """Inner product of two trees.
+
+    Written as sums because the summation order of a matrix product can depend on the other work in the program.
+    """
     return jax.tree.reduce(jnp.add, jax.tree.map(lambda a, b: jnp.sum(a * b), x, y))

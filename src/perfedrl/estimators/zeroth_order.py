@@ -1,4 +1,4 @@
-"""Gradients by smoothing: returns at perturbed parameters, and no derivative of the policy at all."""
+"""Zeroth-order gradients: estimated from returns at randomly perturbed parameters, without derivatives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +26,10 @@ def smoothed_gradient(
     points: int,
     each: Callable = jax.vmap,
 ) -> Float[Array, " d"]:
-    """The mean over unit directions U of d/r f(theta + r U) U, or of d/2r (f(theta + r U) - f(theta - r U)) U.
+    """Average d/r f(theta + r U) U, or d/2r (f(theta + r U) - f(theta - r U)) U, over unit directions U.
 
-    Under uniform U both have the gradient of f, smoothed over a ball of radius r, as their mean: it is r^2 off at most,
-    and not off at all where f is quadratic. Two points share their randomness, so that most of it cancels.
+    For uniform U the mean of both is the gradient of f smoothed over a ball of radius r. Its bias is of order r^2, and
+    zero for quadratic f. The two points of a pair share their random numbers, so that most of the noise cancels.
     """
 
     def one(U: Float[Array, " d"], key: Any) -> Float[Array, " d"]:  # noqa: N803
@@ -43,7 +43,8 @@ def smoothed_gradient(
 class ZerothOrderObjective(eqx.Module):
     """The expected return on one agent's MDP, with gradients from the returns of perturbed parameters alone.
 
-    m trajectories make m directions of one point each, or m // 2 of two. Curvature is that of gradients at a distance.
+    m trajectories give m directions with one point each, or m // 2 directions with two. Curvature products are finite
+    differences of such gradients.
     """
 
     sampler: Sampler
@@ -64,7 +65,10 @@ class ZerothOrderObjective(eqx.Module):
         drawn, played = jax.random.split(key)
         normal = jax.random.normal(drawn, (m // self.points, theta.size), theta.dtype)
         directions = normal / jnp.linalg.norm(normal, axis=1, keepdims=True)
-        f = lambda theta, key: self.value(unravel(theta), key, 1)  # noqa: E731
+
+        def f(theta: Float[Array, " d"], key: PRNGKeyArray) -> Float[Array, ""]:
+            return self.value(unravel(theta), key, 1)
+
         each = jax.vmap if self.traceable else _one_by_one
         keys: Key[Array, " k"] = jax.random.split(played, len(directions))
         return unravel(jnp.asarray(smoothed_gradient(f, theta, directions, keys, self.radius, self.points, each)))
@@ -77,7 +81,7 @@ class ZerothOrderObjective(eqx.Module):
 
 
 class ZerothOrder(eqx.Module):
-    """Makes the zeroth-order objective of an agent that lives in a JAX environment."""
+    """Factory of zeroth-order objectives: a policy and the smoothing settings, applied to a task."""
 
     policy: Any
     radius: float = eqx.field(static=True)
@@ -85,7 +89,7 @@ class ZerothOrder(eqx.Module):
     form: Curvature = eqx.field(static=True)
 
     def __init__(self, policy: Any, radius: float = 0.1, points: int = 2, difference: float | None = None):
-        """`difference` is the distance of the gradients that make a curvature; the radius when left out."""
+        """`difference` is the step of the finite differences that estimate curvature; `radius` if left out."""
         if not 0 < radius < float("inf"):
             raise UserError(f"zeroth-order: radius must be a finite number > 0; it is {radius}")
         if points not in (1, 2):
@@ -98,5 +102,5 @@ class ZerothOrder(eqx.Module):
 
 
 def _one_by_one(f: Callable) -> Callable:
-    """A Python sampler's directions, one after the other."""
+    """Evaluate directions one by one, for samplers that JAX cannot trace."""
     return lambda directions, keys: jnp.stack([f(U, key) for U, key in zip(directions, keys, strict=True)])

@@ -1,4 +1,7 @@
-"""Hessian-vector products of J from trajectories, matrix-free: one registry, and each form says how it is biased."""
+"""Estimators of Hessian-vector products of J from trajectories, without forming a matrix.
+
+The registry `CURVATURES` holds all forms; each states the order of its bias.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,14 +22,14 @@ UNBIASED = "none"
 
 @runtime_checkable
 class Curvature(Protocol):
-    """Estimates grad^2 J(theta) v from m trajectories of an agent (a `PolicyObjective`).
+    """An estimator of grad^2 J(theta) v from m trajectories of an agent (a `PolicyObjective`).
 
-    Hashable, since programs are compiled for it: a frozen dataclass.
+    Must be hashable, such as a frozen dataclass, because compiled programs depend on it.
     """
 
     @property
     def bias(self) -> str:
-        """Of what order the estimate's mean is off; "none" is proven by enumeration."""
+        """Order of the bias; "none" for forms that enumeration proves unbiased."""
         ...
 
     def __call__(self, agent: Any, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params: ...
@@ -34,10 +37,10 @@ class Curvature(Protocol):
 
 @dataclass(frozen=True)
 class FromBatch:
-    """A form that is a mean over the trajectories of one batch under the current policy.
+    """A form that is a mean over the trajectories of one batch sampled with the current policy.
 
-    `form(policy, params, batch, credit, v)`; `settings` are further arguments by name, and where `discounted` the
-    discount is one of them. `bias` is of the order that `Curvature` says.
+    It calls `form(policy, params, batch, credit, v, **settings)`, with the discount as a further keyword argument if
+    `discounted`. `bias` is as in `Curvature`.
     """
 
     form: Callable[..., Params]
@@ -51,18 +54,18 @@ class FromBatch:
     def product(
         self, policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params, discount: Scalar
     ) -> Params:
-        """The mean over a batch, or over a slice of one whose credit is that of the whole batch."""
+        """Compute the mean over a batch, or over a slice whose credit was computed from the whole batch."""
         settings = dict(self.settings) | ({"discount": discount} if self.discounted else {})
         return self.form(policy, params, batch, credit, v, **settings)
 
 
 def score() -> Curvature:
-    """The paper's form, eq. (3): every decision paired with all of its trajectory."""
+    """The paper's form, eq. (3): every decision is paired with all decisions of its trajectory."""
     return FromBatch(pairs.score, UNBIASED)
 
 
 def causal() -> Curvature:
-    """Pairs of decisions weighted by what followed the later one: the paper's form less what only adds noise."""
+    """Pairs of decisions weighted by the advantage of the later one: eq. (3) without its zero-mean terms."""
     return FromBatch(pairs.causal, UNBIASED)
 
 
@@ -72,7 +75,7 @@ def lvc() -> Curvature:
 
 
 def dice() -> Curvature:
-    """DiCE; its baseline reaches single decisions only."""
+    """DiCE; its baseline applies to single decisions, not to pairs."""
     return FromBatch(surrogates.dice, UNBIASED)
 
 
@@ -87,7 +90,7 @@ def taming() -> Curvature:
 
 
 def taypo(decay: float = 1.0) -> Curvature:
-    """Second-order TayPO; with decay < 1 pairs of decisions count less the further they are apart."""
+    """Second-order TayPO; with decay < 1, pairs of decisions count less the further they are apart."""
     if not 0 <= decay <= 1:
         raise UserError(f"taypo: decay must lie in [0, 1]; it is {decay}")
     bias = UNBIASED if decay == 1 else "1 - decay: pairs count less the further they are apart"
@@ -95,7 +98,7 @@ def taypo(decay: float = 1.0) -> Curvature:
 
 
 def marginalized(strength: float = 1e-2) -> Curvature:
-    """The causal form with a fitted action-value summed over all actions, for finitely many of them."""
+    """The causal form with a fitted action value summed over all actions, for finite action sets."""
     if not 0 < strength < float("inf"):
         raise UserError(f"marginalized: strength must be a finite number > 0; it is {strength}")
     return FromBatch(marginalized_form, UNBIASED, (("strength", float(strength)),), discounted=True)

@@ -1,4 +1,4 @@
-"""Central differences of policy gradients along the direction: curvature without second derivatives."""
+"""Curvature products as central differences of policy gradients, without second derivatives."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ from perfedrl.types import Params
 class CentralDifferences:
     """(grad J(theta + eps v/|v|) - grad J(theta - eps v/|v|)) |v| / 2 eps, half of the trajectories on each side.
 
-    The idea of Per-FedAvg's Hessian-free variant. The step has the length eps whatever v is. With `common` random
-    numbers both sides play with the same uniforms, so that much of the noise cancels; else each draws its own.
+    This is Per-FedAvg's Hessian-free variant, with a step of length eps for every v. With `common` random numbers both
+    sides use the same uniforms, so that much of the noise cancels; otherwise each side draws its own.
     """
 
     step: float = 0.3
@@ -34,9 +34,10 @@ class CentralDifferences:
         length = optax.tree.norm(v)
         unit = optax.tree.scale(1 / jax.numpy.maximum(length, 1e-30), v)
         above, below = (key, key) if self.common else jax.random.split(key)
-        side = lambda sign, key: agent.gradient(  # noqa: E731
-            optax.tree.add_scale(params, sign * self.step, unit), key, m // 2
-        )
+
+        def side(sign: int, key: PRNGKeyArray) -> Params:
+            return agent.gradient(optax.tree.add_scale(params, sign * self.step, unit), key, m // 2)
+
         return optax.tree.scale(length / (2 * self.step), optax.tree.sub(side(1, above), side(-1, below)))
 
 

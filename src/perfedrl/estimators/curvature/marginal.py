@@ -1,4 +1,4 @@
-"""Action-marginalization: for finitely many actions, means over them are sums wherever they can be."""
+"""Action marginalization: for finite action sets, expectations over actions become exact sums where possible."""
 
 from typing import Any
 
@@ -23,11 +23,11 @@ def marginalized(
     discount: Scalar,
     strength: float = 1e-2,
 ) -> Params:
-    """The causal form with an action-value as control variate whose own part is summed over all actions.
+    """Compute the causal form with a fitted action value as control variate.
 
     Q(s, a) is linear in features of state, time and action and fitted on other trajectories. With q_h(theta) =
     sum_a pi(a | s_h) Q(s_h, a) the estimate is the causal form of R^h - Q(s_h, a_h), plus the second derivative of
-    box(L_{h-1}) (q_h - sg(q_h)): the same mean, without the noise of which action was drawn.
+    box(L_{h-1}) (q_h - sg(q_h)). The mean is unchanged, and the noise of the sampled action is removed.
     """
     actions = policy.actions
     if not isinstance(actions, int):
@@ -43,7 +43,10 @@ def marginalized(
 
     def objective(theta: Params) -> Float[Array, "m T"]:
         logp = log_probs(policy.log_prob, theta, batch)
-        of_all = lambda obs: jax.vmap(lambda a: policy.log_prob(theta, obs, a))(every)  # noqa: E731
+
+        def of_all(obs: Any) -> Float[Array, " A"]:
+            return jax.vmap(lambda a: policy.log_prob(theta, obs, a))(every)
+
         q = jnp.sum(jnp.exp(jax.vmap(jax.vmap(of_all))(batch.obs)) * Q, axis=-1) * batch.mask
         so_far = jnp.cumsum(logp, axis=-1)
         before = box(so_far - logp)

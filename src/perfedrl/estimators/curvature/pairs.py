@@ -1,8 +1,8 @@
-"""Forms by the weights of pairs of decisions: what the score of one is multiplied with the score of another for.
+"""Curvature forms that weight products of the scores of two decisions.
 
 With y_h = grad log pi_h . v (one JVP) each product is one reverse pass over that JVP: the gradient of
-sum_h A_h (log pi_h sg(p_h) + y_h), where p_h collects what decision h is paired with and sg stops the gradient.
-Nothing of size d x d or m x d is ever formed.
+sum_h A_h (log pi_h sg(p_h) + y_h), where p_h is the sum of y over the decisions that h is paired with and sg stops the
+gradient. No array of size d x d or m x d is formed.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,18 @@ Pairing = Callable[[Float[Array, "m T"]], Float[Array, "m T"]]
 
 
 def score(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
-    """The mean of u v, eq. (3): u = grad nu (grad log q)^T + grad^2 nu, the paper's form.
+    """Compute the mean of u v, eq. (3), with u = grad nu (grad log q)^T + grad^2 nu, the paper's form.
 
-    Decision h is paired with every decision of its trajectory, also with those it cannot have influenced.
+    Decision h is paired with every decision of its trajectory, including those it cannot influence.
     """
     return pairwise(policy, params, batch, credit, v, lambda y: jnp.sum(y, axis=-1, keepdims=True))
 
 
 def causal(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
-    """Every pair of decisions weighted by what followed the later of the two: its advantage."""
-    up_to_now = lambda y: jnp.cumsum(y, axis=-1)  # noqa: E731
+    """Compute the product in which every pair of decisions is weighted by the advantage of the later one."""
+
+    def up_to_now(y: Float[Array, "m T"]) -> Float[Array, "m T"]:
+        return jnp.cumsum(y, axis=-1)
 
     def later(y: Float[Array, "m T"]) -> Float[Array, "m T"]:
         Ay = credit.advantage * y
@@ -39,7 +41,7 @@ def causal(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Pa
 
 
 def lvc(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
-    """The low-variance form of ProMP: every decision paired with itself alone."""
+    """Compute ProMP's low-variance form: every decision is paired with itself only."""
     return pairwise(policy, params, batch, credit, v, lambda y: y)
 
 
@@ -52,8 +54,9 @@ def pairwise(
     pairing: Pairing,
     weighted: Pairing | None = None,
 ) -> Params:
-    """The product whose decisions are paired with `pairing(y)`, weighted by their own advantage, and with
-    `weighted(y)`, which has its weights already.
+    """Compute the product in which decisions are paired with `pairing(y)`, weighted by their own advantage.
+
+    `weighted(y)`, if given, is added to the pairing and already contains its weights.
     """
     A = credit.advantage
 
@@ -69,10 +72,12 @@ def pairwise(
 
 
 def score_matrix(policy: Any, params: Params, batch: Trajectory, credit: Credit) -> Float[Array, "d d"]:
-    """H-hat, the mean of the matrices u of eq. (3), formed in full: an oracle for tests and small problems."""
+    """Compute H-hat, the mean of the matrices u of eq. (3), in full, for tests and small problems."""
     flat, unravel = ravel_pytree(params)
 
-    logp = lambda theta: log_probs(policy.log_prob, unravel(theta), batch)  # noqa: E731
+    def logp(theta: Float[Array, " d"]) -> Float[Array, "m T"]:
+        return log_probs(policy.log_prob, unravel(theta), batch)
+
     scores, hessians = jax.jacobian(logp)(flat), jax.hessian(logp)(flat)
     A = credit.advantage
     g, z = jnp.einsum("mh,mhd->md", A, scores), jnp.sum(scores, axis=1)

@@ -1,8 +1,8 @@
-"""Published objectives whose second derivative at the current parameters is the estimate, by automatic differentiation.
+"""Published surrogate objectives whose second derivative at the current parameters is the curvature estimate.
 
 box(x) = exp(x - sg(x)) has the value 1 and the derivatives of a likelihood ratio. L_h is the log-likelihood of the
-decisions up to h. With advantages that are reward-to-go less a baseline, Loaded DiCE, Taming MAML and second-order
-TayPO are one and the same estimate, the causal form, trajectory by trajectory; DiCE is it where there is no baseline.
+decisions up to h. If advantages are reward-to-go minus a baseline, Loaded DiCE, Taming MAML and second-order TayPO all
+equal the causal form on every trajectory; DiCE equals it without a baseline.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from perfedrl.types import Array, Params, Trajectory
 
 
 def dice(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
-    """DiCE: every reward times box(L_t) of what led to it; the baseline reaches single decisions, not pairs."""
+    """DiCE: every reward times box(L_t) of the decisions up to it; the baseline applies to single decisions only."""
     rewards = credit.returns - jnp.pad(credit.returns[:, 1:], ((0, 0), (0, 1)))
     b = baseline(credit)
 
@@ -38,7 +38,7 @@ def loaded_dice(policy: Any, params: Params, batch: Trajectory, credit: Credit, 
 
 
 def taming(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params) -> Params:
-    """Taming MAML: DiCE with a control variate that takes the baseline to pairs of decisions too."""
+    """Taming MAML: DiCE with a control variate that applies the baseline to pairs of decisions too."""
     rewards = credit.returns - jnp.pad(credit.returns[:, 1:], ((0, 0), (0, 1)))
     b = baseline(credit)
 
@@ -53,7 +53,7 @@ def taming(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Pa
 def taypo(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Params, decay: float = 1.0) -> Params:
     """Second-order TayPO: (rho_h - 1) A_h, and (rho_k - 1)(rho_h - 1) A_h for every earlier decision k.
 
-    `decay` < 1 weighs a pair by decay^(h - k): less variance, and a bias; 0 leaves the low-variance form.
+    `decay` < 1 weights a pair by decay^(h - k), which trades variance for bias; 0 gives the low-variance form.
     """
     T = batch.reward.shape[-1]
     apart = jnp.arange(T)[:, None] - jnp.arange(T)
@@ -68,23 +68,30 @@ def taypo(policy: Any, params: Params, batch: Trajectory, credit: Credit, v: Par
 
 
 def box(x: Float[Array, "m T"]) -> Float[Array, "m T"]:
-    """DiCE's magic box."""
+    """DiCE's magic box operator exp(x - sg(x))."""
     return jnp.exp(x - jax.lax.stop_gradient(x))
 
 
 def baseline(credit: Credit) -> Float[Array, "m T"]:
+    """Baseline of every decision, zero if there is none."""
     return jnp.zeros_like(credit.returns) if credit.baseline is None else credit.baseline
 
 
 def of_log_probs(
     objective: Callable[[Array], Array], policy: Any, params: Params, batch: Trajectory, v: Params
 ) -> Params:
-    """The product for an objective of the log-probabilities alone."""
-    logp = lambda theta: log_probs(policy.log_prob, theta, batch)  # noqa: E731
-    return second_derivative(lambda theta: objective(logp(theta)), params, v, len(batch.reward))
+    """Compute the product for an objective that depends on the log-probabilities only."""
+
+    def of_params(theta: Params) -> Array:
+        return objective(log_probs(policy.log_prob, theta, batch))
+
+    return second_derivative(of_params, params, v, len(batch.reward))
 
 
 def second_derivative(objective: Callable[[Params], Array], params: Params, v: Params, m: int) -> Params:
-    """The Hessian of the mean over m trajectories of an objective [m, T], times v: forward over reverse."""
-    mean = lambda theta: jnp.sum(objective(theta)) / m  # noqa: E731
+    """Multiply v by the Hessian of the mean over m trajectories of an objective [m, T], forward over reverse."""
+
+    def mean(theta: Params) -> Float[Array, ""]:
+        return jnp.sum(objective(theta)) / m
+
     return jax.jvp(jax.grad(mean), (params,), (v,))[1]
