@@ -5,6 +5,7 @@ PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
 """
 
 import atexit
+import importlib
 import os
 import shutil
 import tempfile
@@ -38,7 +39,8 @@ def pytest_configure(config):
     """Import the package with run-time checks, except in a process that only hands out tests to its workers."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         import_with_checks()
-        config.pluginmanager.import_plugin("fixtures")
+        # Not by name: pytest takes "fixtures" for a plugin of its own.
+        config.pluginmanager.register(importlib.import_module("fixtures"), "perfedrl-fixtures")
 
 
 def import_with_checks() -> None:

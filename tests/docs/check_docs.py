@@ -32,7 +32,16 @@ FOLDER = re.compile(r"^(?:src|tests|docs|configs|benchmarks|results)(?:/[\w.-]+)
 DOTTED = re.compile(r"^(?:perfedrl|pf)(?:\.\w+)+")
 EXAMPLES = re.compile(r"Examples?: (.+)", re.DOTALL)
 
-USERS_OWN = {"agent.toml", "large.toml", "my_plan.toml", "my_package.py", "machines.py", "boats.py", "thermostat.py"}
+USERS_OWN = {
+    "agent.toml",
+    "large.toml",
+    "my_plan.toml",
+    "my_package.py",
+    "machines.py",
+    "boats.py",
+    "thermostat.py",
+    "halfway.py",
+}
 """Files that a reader makes while following a page."""
 
 TRAINS = "too long: it trains"

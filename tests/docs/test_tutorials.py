@@ -15,7 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tomli_w
+from contract_members import public_members
 
+from perfedrl.algorithms import Algorithm
 from perfedrl.federation.agent.config import load_agent_config, read_plan
 from perfedrl.report.episode_strip import can_draw
 
@@ -103,6 +105,20 @@ def test_a_newcomer_with_arrays_gets_a_personal_policy(page):
     assert (before, after) == (pytest.approx(-1.5, abs=1.0), pytest.approx(6.2, abs=0.3))
     assert page.names["probability"].argmax(axis=1).tolist() == [0, 0, 1, 1, 2]
     assert follows(page.folder, "machines.toml")
+
+
+@pytest.mark.parametrize("page", ["../algorithms/own"], indirect=True)
+def test_an_algorithm_of_ones_own_runs_from_python_and_from_a_config(page):
+    """The page's class is complete: it is trained by `simulate` and, inside a wrapper, by `perfedrl train`."""
+    (run,) = (page.folder / "runs").iterdir()
+    assert run.name.startswith("halfway-")
+    assert "halfway:Halfway" in (run / "config.toml").read_text()
+
+
+def test_the_page_of_ones_own_algorithm_lists_every_member_that_has_a_default():
+    section = (FOLDER / "../algorithms/own.md").read_text().split("## 3.")[1]
+    optional = public_members(Algorithm) - Algorithm.__abstractmethods__
+    assert {name for name in optional if f"`{name}" not in section} == set()
 
 
 @pytest.mark.parametrize("page", ["jax"], indirect=True)

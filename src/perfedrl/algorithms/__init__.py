@@ -30,6 +30,7 @@ from perfedrl.algorithms.shared_representation import SharedRepresentation
 from perfedrl.algorithms.softmax_fedpg import SoftmaxFedPG
 from perfedrl.algorithms.storm import StormPG
 from perfedrl.algorithms.wrapper import Wrapper, unwrapped
+from perfedrl.estimators import adapt
 from perfedrl.registry import registry
 
 ALGORITHMS = registry(
@@ -85,6 +86,7 @@ __all__ = [
     "SoftmaxFedPG",
     "StormPG",
     "Wrapper",
+    "adapt",
     "average",
     "local_steps",
     "privatize",
