@@ -7,7 +7,7 @@ import jax
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, PAPER, UNBIASED, Baseline, Curvature, Sampled
-from perfedrl.estimators.curvature import CentralDifferences
+from perfedrl.estimators.curvature import CentralDifferences, FromBatch
 from perfedrl.estimators.curvature.marginal import marginalized
 from perfedrl.experiments.config import Config
 from perfedrl.registry import Registry
@@ -66,7 +66,7 @@ def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Seq
     for form, name in pairs:
         curvature, baseline = curvatures[form], taken[name]
         # It subtracts a fit of its own, whatever the baseline.
-        if getattr(curvature, "form", None) is marginalized:
+        if isinstance(curvature, FromBatch) and curvature.form is marginalized:
             name, baseline = OWN_BASELINE, taken[NOTHING]
         spent = m // 2 * 2 if isinstance(curvature, CentralDifferences) else m
         products[form, name] = Estimator(CURVATURE, form, name, curvature.bias, spent, curvature, baseline)
