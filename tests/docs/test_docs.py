@@ -22,11 +22,22 @@ def test_the_readme_examples_run_as_printed(tmp_path):
     code, own = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", own], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == own.splitlines()[-1].partition("# ")[2]
-    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 20
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 15
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     (before, personalized), (_, shared) = re.findall(r"step: ([\d.]+) ([\d.]+)", done.stdout)
     assert float(personalized) > float(shared) + 0.05 > float(before) + 0.05, done.stdout
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
+
+
+@pytest.mark.parametrize("page", ["normalization", "algorithms/per-fedavg"])
+def test_examples_of_other_pages_run(page, tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_example_of_the_theory_page_runs_as_printed():
