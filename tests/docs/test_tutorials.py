@@ -146,3 +146,20 @@ def test_paths_are_drawn_of_agents_that_say_how_large_their_world_is():
     path = SimpleNamespace(obs=np.zeros((5, 2)))
     assert can_draw(SimpleNamespace(goal=np.zeros(2), box=1.0), path)
     assert not can_draw(SimpleNamespace(goal=np.zeros(2)), path)
+
+
+def test_the_fleet_of_the_federation_page_can_train_its_config(tmp_path):
+    """As many agents as the config trains, and an agent's file that follows it."""
+    page = (FOLDER.parent / "federation.md").read_text()
+    ((content,), (agents,), (config,)) = (
+        re.findall(pattern, page, re.DOTALL)
+        for pattern in (
+            r"```toml\n# agent.toml\n(.*?)```",
+            r"federation init fleet --agents (\d+)",
+            r"train fleet (\S+)",
+        )
+    )
+    (tmp_path / "agent.toml").write_text(content)
+    (tmp_path / "config.toml").write_text((FOLDER.parents[1] / config).read_text())
+    assert follows(tmp_path, "config.toml")
+    assert tomllib.loads((tmp_path / "config.toml").read_text())["fleet"]["goals"] == int(agents)
