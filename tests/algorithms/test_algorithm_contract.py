@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS, Algorithm, Attacked, ControlVariate, FedOpt, Private, Robust, ServerState
@@ -105,6 +106,7 @@ ALONE = [
     ("pmeta-rl", {"alpha": 0.3, "weight": 0.0}),
     ("afedpg", {"delays": "none", "decay": 0.0, "normalize": False}),
 ]
+ALONE_FAST = [("reptile", {"server_step": 1.0}), ("per-fedavg-pg", {"alpha": 0.0}), ("mixing", {"weight": 0.0})]
 NEVER_LOCAL = {
     "fast-fedpg": "two rounds make one of steps: without noise, see below",
     "fednpg": "its steps are along action values",
@@ -115,9 +117,23 @@ NEVER_LOCAL = {
 }
 
 
-@pytest.fixture(params=CASES)
-def name(request):
-    return request.param
+TRACED = ("test_every_registered_algorithm_keeps_the_interface", "test_without_noise_everything_is_in_double_precision")
+"""Properties that compile nothing: `make test` checks them for all cases."""
+FAST = {
+    "test_the_simulator_is_the_agent_by_agent_loop": ("per-fedavg-pg", "fast-fedpg", "shared-representation"),
+    "test_a_run_in_pieces_has_the_bits_of_one_in_one_piece": ("per-fedavg-pg", "fast-fedpg"),
+    "test_a_seed_has_the_same_bits_alone_and_beside_others": ("per-fedavg-pg",),
+}
+FAST_ELSEWHERE = ("per-fedavg-pg", "fast-fedpg", "shared-representation", "afedpg", "mixing", "sg-mrl", "local-pg")
+FAST_ELSEWHERE += ("per-fedavg-storm", "control variate of rounds, optimizer")
+"""Cases whose agent-by-agent loop `make test` compiles; the others are those of `make test-all`."""
+
+
+def pytest_generate_tests(metafunc):
+    """Try every property on every case, most pairs that compile in the slow tier."""
+    if "name" in metafunc.fixturenames and metafunc.definition.get_closest_marker("parametrize") is None:
+        test = metafunc.function.__name__
+        metafunc.parametrize("name", some_slow(CASES, CASES if test in TRACED else FAST.get(test, FAST_ELSEWHERE)))
 
 
 @pytest.fixture
@@ -323,7 +339,11 @@ def test_one_agent_alone_is_spoken_of_for_every_algorithm():
     assert not {name for name, _ in ALONE} & set(NEVER_LOCAL)
 
 
-@pytest.mark.parametrize(("name", "change"), ALONE, ids=lambda x: x if isinstance(x, str) else " ".join(map(str, x)))
+@pytest.mark.parametrize(
+    ("name", "change"),
+    some_slow(ALONE, ALONE_FAST),
+    ids=lambda x: x if isinstance(x, str) else " ".join(map(str, x)),
+)
 def test_one_agent_alone_is_local_pg_trajectory_for_trajectory(name, change):
     """What it deploys without a further step, after rounds with the same keys."""
     local_steps = 1 if name == "afedpg" else 2
@@ -344,7 +364,7 @@ def test_one_agent_alone_is_local_pg_in_half_the_rounds_of_fast_fedpg_without_no
     np.testing.assert_allclose(after["fast-fedpg"].server.message.theta, after["local-pg"].clients[:, 0], atol=1e-14)
 
 
-@pytest.mark.parametrize("variant", ["exact", "first-order"])
+@pytest.mark.parametrize("variant", some_slow(["exact", "first-order"], ["first-order"]))
 def test_at_alpha_0_it_is_fedavg_pg_trajectory_for_trajectory__prop_3_step_5(variant):
     shared = advanced(CASES["fedavg-pg"], 8).server.message
     personalized = advanced(Case(make("per-fedavg-pg", alpha=0.0, variant=variant)), 8).server.message

@@ -90,6 +90,7 @@ def test_moments_stay_with_the_server_and_personal_parameters_where_they_are():
 
 
 def test_rates_share_a_program_and_a_group():
+    jax.clear_caches()
     simulation = Simulation(FLEET, POLICY, [FedOpt(INNER, "adam", rate) for rate in (0.01, 0.1)], [0, 0])
     before = compiled.advance_lanes.compilations()
     message = simulation.advance(simulation.start(), 0, 1).server.message

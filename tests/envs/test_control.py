@@ -305,6 +305,7 @@ def test_a_familys_parameters_are_its_constants():
 
 
 def test_a_thousand_poles_of_different_lengths_train_in_one_compiled_call():
+    jax.clear_caches()
     fleet = ENVS["cart-pole"](agents=1000, held_out=0, horizon=9)
     assert len(set(fleet.train.length)) == 1000
     algorithm = pf.PerFedAvgPG(0.1, 0.1, 1, 2, 0, 2, variant="first-order")

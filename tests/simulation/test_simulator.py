@@ -140,6 +140,7 @@ def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is
 
 
 def test_a_sweep_over_alpha_beta_and_seeds_compiles_once():
+    jax.clear_caches()
     before = engine.advance_lanes.compilations()
     fleet = pf.gridworld(width=2, horizon=3)
     policy = pf.TableSoftmax(4, 4)
