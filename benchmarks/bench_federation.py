@@ -1,7 +1,7 @@
-"""`make bench-federation`: what a round costs over NVFlare with mutual TLS, beside the same over bare sockets.
+"""`make bench-federation`: the cost of a round over NVFlare with mutual TLS, compared to plain sockets.
 
-Three agents on this machine, a trivial local step, two sizes of parameters. Medians over rounds; bytes as the system
-counts them on the server's connections (`ss`), memory as resident sets.
+Three agents on this machine, a trivial local step, two parameter sizes. Reports medians over rounds, the bytes that the
+system counts on the server's connections (`ss`), and resident memory.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from rich.table import Table
 
 from perfedrl.experiments.config import make_config
 from perfedrl.federation.engine import supervisor
-from perfedrl.federation.engine.loopback import machines
+from perfedrl.federation.engine.local_fleet import local_fleet
 from perfedrl.federation.frames import Frame, decode, encode, receive_raw, send_raw
 from perfedrl.federation.server.run_folder import Terms
 
 AGENTS = 3
 SIZES = {"360": ((32,), 100), "1,000,000": ((994, 994), 40)}
-"""Hidden layers of a network with about so many parameters, and how many rounds to time."""
+"""By the number of parameters: the hidden layers of a network, and the number of rounds to time."""
 TARGETS = {"360": 0.5, "1,000,000": 1.0}
 AGENT = f'[fleet]\nenv = "arc"\ngoals = {AGENTS}\nheld_out = 0\nhorizon = 1\n'
 PEER = """
@@ -67,11 +67,11 @@ def parameters(config) -> int:
 
 
 class Meter(threading.Thread):
-    """Reads the server's connections while a run goes on: bytes at the first and the last look within the rounds."""
+    """Counts the bytes on the server's connections while a run goes on."""
 
     def __init__(self, port: int):
         super().__init__(daemon=True)
-        self.port, self.looks, self.stopping = port, [], False
+        self.port, self.samples, self.stopping = port, [], False
         self.start()
 
     def run(self) -> None:
@@ -80,29 +80,30 @@ class Meter(threading.Thread):
                 ["ss", "-tinH", f"sport = :{self.port}"], capture_output=True, text=True, check=False
             ).stdout
             moved = sum(int(x) for x in re.findall(r"bytes_(?:sent|received):(\d+)", text))
-            self.looks.append((time.time(), moved))
+            self.samples.append((time.time(), moved))
             time.sleep(0.1)
 
     def between(self, start: float, end: float) -> float | None:
-        within = [look for look in self.looks if start <= look[0] <= end]
+        """Bytes per second between two moments; None without two samples."""
+        within = [sample for sample in self.samples if start <= sample[0] <= end]
         if len(within) < 2 or within[-1][0] == within[0][0]:
             return None
         return (within[-1][1] - within[0][1]) / (within[-1][0] - within[0][0])
 
 
 def networked(fleet, hidden: tuple[int, ...], rounds: int) -> dict:
-    """Seconds and bytes of a round over the engine, and the memory of its processes."""
+    """Seconds and bytes of a round over NVFlare, and the memory of its processes."""
     wanted, memory = config(hidden, rounds), {}
-    control = supervisor.prepare(fleet, wanted, Terms(AGENTS, personalize=0), restart=True)
-    meter = Meter(fleet.about.port)
+    run_folder = supervisor.prepare(fleet, wanted, Terms(AGENTS, personalize=0), restart=True)
+    meter = Meter(fleet.info.port)
 
     def watch(view) -> None:
         if view.progress.get("round", 0) > rounds // 2 and not memory:
             memory.update(resident(fleet))
 
-    supervisor.Supervisor(fleet, control, 60.0, watch).run()
+    supervisor.Supervisor(fleet, run_folder, 60.0, watch).run()
     meter.stopping = True
-    events = [event for event in control.events() if event["event"] == "round"][3:]
+    events = [event for event in run_folder.events() if event["event"] == "round"][3:]
     times = [event["time"] for event in events]
     seconds = statistics.median(later - earlier for earlier, later in pairwise(times))
     rate = meter.between(times[0], times[-1])
@@ -112,7 +113,7 @@ def networked(fleet, hidden: tuple[int, ...], rounds: int) -> dict:
 
 
 def resident(fleet) -> dict[str, float]:
-    """Megabytes of the processes of one agent, and of the server."""
+    """Megabytes of each process of one agent and of the server."""
     kit, kinds = str(fleet.kit("agent-0")), {}
     for process in psutil.process_iter():
         try:
@@ -133,7 +134,7 @@ def resident(fleet) -> dict[str, float]:
 
 
 def bare(size: int, rounds: int) -> float:
-    """Seconds of a round of the same averaging over plain TCP sockets, three processes answering."""
+    """Seconds per round of the same averaging over plain TCP sockets, with three answering processes."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         peers = [subprocess.Popen([sys.executable, "-c", PEER, str(port)]) for _ in range(AGENTS)]
@@ -164,7 +165,7 @@ def main() -> None:
     table = Table("parameters", "s/round", "target", "bare sockets", "ratio", "frames", "on the wire", "2 d floats")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "agent.toml").write_text(AGENT)
-    with machines(folder / "fleet", AGENTS, folder / "agent.toml") as fleet:
+    with local_fleet(folder / "fleet", AGENTS, folder / "agent.toml") as fleet:
         for name, (hidden, rounds) in SIZES.items():
             size = parameters(config(hidden, rounds))
             plain = bare(size, rounds)
@@ -174,7 +175,9 @@ def main() -> None:
             table.add_row(name, *row, f"{found['frames']:,}", wire, f"{8 * size:,}")
             memory = ", ".join(f"{kind} {size:.0f}" for kind, size in found["memory"].items())
             console.print(f"{name} parameters, MB of one agent and of the server: {memory}")
-    table.caption = "seconds are medians; bytes per agent and round in both directions, as frames and with TLS and all"
+    table.caption = (
+        "seconds are medians; bytes are per agent and round in both directions, as frames and on the wire with TLS"
+    )
     console.print(table)
 
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from in_process_fleet import InProcessAgents, new_run
 from interruption import stop_at
-from local_engine import Engine, planned
 from real_fleet import MDPS
 
 import perfedrl as pf
@@ -18,9 +18,9 @@ from perfedrl.estimators.objective import _hvp, credit, gradient_of_batch
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
 from perfedrl.federation.agent.config import make_agent_config
-from perfedrl.federation.agent.requests import Agent
+from perfedrl.federation.agent.request_handler import Agent
 from perfedrl.federation.frames import decode
-from perfedrl.federation.server.rounds import Coordinator
+from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax, Normalized
 from perfedrl.rollout import RolloutSampler
 from perfedrl.simulation.simulator import Simulation
@@ -282,12 +282,12 @@ def test_a_new_agent_personalizes_what_is_normalized(runs):
 def test_over_a_network_local_statistics_stay_and_the_bits_are_the_simulators(runs, tmp_path, monkeypatch):
     made = make_agent_config({"fleet": ARC})
     agents = {f"agent-{i}": Agent(made, i, tmp_path / f"agent-{i}") for i in range(3)}
-    control, sent = planned(tmp_path, LOCAL), []
+    folder, sent = new_run(tmp_path, LOCAL), []
 
     def listen(answers):
         sent.extend(decode(frame).tensors for frame in answers.frames.values())
 
-    Coordinator(control.folder, control.next_generation()).run(Engine(agents, {("update", 1): listen}))
+    Coordinator(folder.path, folder.next_generation()).run(InProcessAgents(agents, {("update", 1): listen}))
     run = pf.load_run(tmp_path / "runs" / LOCAL.folder)
     same(run.message, runs["local"].message)
     np.testing.assert_allclose(run.history.after, runs["local"].history.after, rtol=1e-6)

@@ -135,7 +135,7 @@ def test_a_gymnasium_fleet_trains_from_a_config_and_goes_on_bitwise_where_it_was
 
 def test_a_gymnasium_agent_over_a_network_sends_what_the_simulator_computes(poles):
     config = make_config({**GYM, "seeds": [7]})
-    work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).work(config.to_toml())
+    work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).training(config.to_toml())
     upload, _ = work.update(work.message, work.state, 2)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 1), 2)
     parts = config.parts

@@ -1,6 +1,6 @@
-"""An agent that lies: stands before a real daemon and spoils its uploads, each round in another way.
+"""A hostile agent: stands between the bridge and a real daemon, and changes its uploads, in another way each round.
 
-Run as `python lying_agent.py REAL_SOCKET OWN_SOCKET`; WAYS says what it does in which round.
+Run as `python lying_agent.py REAL_SOCKET OWN_SOCKET`; MANIPULATIONS lists what it does, round by round.
 """
 
 import socket
@@ -16,7 +16,7 @@ LAST: dict[str, bytes] = {}
 
 
 def spoiled(change):
-    """The upload with its tensors changed."""
+    """Change the tensors of an upload."""
 
     def spoil(reply, data):
         return encode(Frame(reply.kind, reply.fields, {name: change(x) for name, x in reply.tensors.items()}))
@@ -25,11 +25,11 @@ def spoiled(change):
 
 
 def replayed(reply, data):
-    """The upload of the round before."""
+    """Repeat the upload of the last round."""
     return LAST["honest"]
 
 
-WAYS = {
+MANIPULATIONS = {
     "NaN": spoiled(lambda x: np.full_like(x, np.nan)),
     "shape": spoiled(lambda x: x[:-1].copy()),
     "dtype": spoiled(lambda x: x.astype(np.float64)),
@@ -40,26 +40,27 @@ WAYS = {
     "nothing": lambda reply, data: b"",
     "gigabyte": lambda reply, data: bytes(GIGABYTE),
 }
-SAID = {
+REASONS = {
     "NaN": "not finite",
-    "shape": "must be",
-    "dtype": "must be",
+    "shape": "expected float32",
+    "dtype": "expected float32",
     "random bytes": "cannot be read",
     "replay": "replayed",
     "scaled": "times the median",
     "extra": "unknown",
     "nothing": "cannot be read",
 }
-"""What the server's log says of each."""
+"""Part of the reason in the server's log, for each manipulation."""
 
 
 def answer(real, data):
+    """The real daemon's answer, manipulated if it is an upload."""
     reply_bytes = call_raw(real, data)
     reply = decode(reply_bytes)
     if reply.kind != "upload":
         return reply_bytes
-    way = list(WAYS)[int(reply.fields["round"]) % len(WAYS)]
-    said = WAYS[way](reply, reply_bytes)
+    way = list(MANIPULATIONS)[int(reply.fields["round"]) % len(MANIPULATIONS)]
+    said = MANIPULATIONS[way](reply, reply_bytes)
     LAST["honest"] = reply_bytes
     return said
 

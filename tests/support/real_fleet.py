@@ -1,4 +1,4 @@
-"""A real fleet for tests: NVFlare's processes, TLS and agents' daemons on the loopback device, and ways to hurt it."""
+"""A real fleet for tests: NVFlare, TLS and daemons on the loopback device, and functions that kill its processes."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from perfedrl.experiments.store import load_run
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine import supervisor
 from perfedrl.federation.engine.fleet_folder import Kit
-from perfedrl.federation.engine.loopback import machines
+from perfedrl.federation.engine.local_fleet import local_fleet
 from perfedrl.federation.frames import Frame
 from perfedrl.federation.server.run_folder import Terms
 
@@ -30,33 +30,33 @@ def config(name="net", rounds=5, algorithm=None, fleet=MDPS, **more):
 
 SLOW = {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.001, "local_steps": 400, "m_in": 300, "m_out": 300}
 STATEFUL = SLOW | {"control": "shrink", "local_steps": 100, "m_h": 200}
-"""An algorithm whose agents remember how noisy their curvature estimates are."""
+"""An algorithm with a personal state: how noisy an agent's curvature estimates are."""
 
 
 def slow(rounds, algorithm=SLOW | {"variant": "first-order"}, **more):
-    """The same with rounds of some tenths of a second."""
+    """The same with rounds that take some tenths of a second."""
     return config("slow", rounds, algorithm, **more)
 
 
 @contextmanager
-def live(folder, agents=3, agent=AGENT, joining=None):
-    """A running fleet."""
+def running_fleet(folder, agents=3, agent=AGENT, joining=None):
+    """Run a fleet."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "agent.toml").write_text(agent)
-    with machines(folder / "fleet", agents, folder / "agent.toml", joining) as fleet:
+    with local_fleet(folder / "fleet", agents, folder / "agent.toml", joining) as fleet:
         yield fleet
 
 
 def train(fleet, wanted, *, wait=60.0, watch=lambda _: None, **terms):
-    """Train over the network; the finished run, and what happened."""
+    """Train over the network; return the finished run and its log."""
     terms = {"min_agents": wanted.parts.fleet.agents, "deadline": 60.0, "patience": 120.0, "personalize": 0, **terms}
-    control = supervisor.prepare(fleet, wanted, Terms(**terms))
-    supervisor.Supervisor(fleet, control, wait, watch).run()
-    return load_run(supervisor.finished(fleet, wanted)), control.events()
+    run_folder = supervisor.prepare(fleet, wanted, Terms(**terms))
+    supervisor.Supervisor(fleet, run_folder, wait, watch).run()
+    return load_run(supervisor.finished(fleet, wanted)), run_folder.events()
 
 
 class Training(threading.Thread):
-    """A training under way; `result` waits for it."""
+    """A training in a thread; `result` waits for its end."""
 
     def __init__(self, fleet, wanted, **terms):
         super().__init__(daemon=True)
@@ -73,7 +73,7 @@ class Training(threading.Thread):
         except BaseException as error:
             self.error = error
 
-    def until(self, round_, seconds=120.0):
+    def until(self, round_, seconds=600.0):
         """Wait until a round is under way."""
         end = time.monotonic() + seconds
         while self.progress.get("round", -1) < round_ or self.progress.get("phase") != "update":
@@ -81,15 +81,16 @@ class Training(threading.Thread):
             assert time.monotonic() < end, f"round {round_} was not reached: {self.progress}"
             time.sleep(0.02)
 
-    def until_a_round_ends(self, seconds=60.0):
-        """Wait until a round has just been counted."""
+    def until_a_round_ends(self, seconds=300.0):
+        """Wait for the next event in the log."""
         log = next(self.fleet.control(supervisor.networked(self.wanted).folder).glob("events.jsonl"))
         size, end = log.stat().st_size, time.monotonic() + seconds
         while log.stat().st_size == size:
             assert time.monotonic() < end, "no round ended"
             time.sleep(0.001)
 
-    def result(self, seconds=300.0):
+    def result(self, seconds=1200.0):
+        """Wait for the end; return the run and its log."""
         self.join(seconds)
         assert not self.is_alive(), f"training did not end: {self.progress}"
         if self.error is not None:
@@ -98,7 +99,7 @@ class Training(threading.Thread):
 
 
 def processes(*words):
-    """The processes whose command lines hold all these words."""
+    """The processes whose command lines contain all these words."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -109,7 +110,7 @@ def processes(*words):
 
 
 def kill(*words):
-    """SIGKILL all processes with these words; how many there were."""
+    """SIGKILL all processes with these words; return their number."""
     found = processes(*words)
     for process in found:
         with suppress(psutil.Error):
@@ -118,12 +119,12 @@ def kill(*words):
 
 
 def kill_daemon(fleet, name):
-    """SIGKILL an agent's daemon; its process."""
-    pid = int(call(Kit(fleet.kit(name)).socket, Frame("health"), timeout=10.0).fields["pid"])
+    """SIGKILL an agent's daemon; return its process id."""
+    pid = int(call(Kit(fleet.kit(name)).socket, Frame("health"), timeout=60.0).fields["pid"])
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
 def kill_server(fleet):
-    """SIGKILL everything of the engine on the server's machine."""
+    """SIGKILL all NVFlare processes of the server."""
     return kill("nvflare.private", fleet.server)

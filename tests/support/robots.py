@@ -1,4 +1,4 @@
-"""An agent that samples in plain Python, episode by episode, like one around a robot."""
+"""Environments for agents: a sampler in plain Python, episode by episode, as for a robot, and invalid ones."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ from perfedrl.types import Trajectory
 
 
 class Robot(PythonSampler):
-    """Walks a small grid by a table of preferences, one decision after the other."""
+    """Walks a small grid by a table of preferences, one decision at a time."""
 
     discount = 0.9
 
@@ -64,6 +64,6 @@ def single_task():
 
 
 def imported():
-    """Leaves a trace, so that a test sees whether it was called."""
+    """Create a file, so that a test can check whether this was called."""
     Path("imported").touch()
     raise AssertionError

@@ -1,4 +1,4 @@
-"""Commands of a fleet on many machines: init, server, join, train, status, stop, revoke, demo."""
+"""The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,42 +12,45 @@ from perfedrl.cli.console import INTERRUPTED, err, out, say
 from perfedrl.errors import UserError
 
 app = typer.Typer(
-    help="Train over a network: every agent on its own machine, with its own environment; only parameters cross, by "
-    "mutual TLS. Start with `perfedrl federation demo`.",
+    help="Train over a network: every agent on its own machine with its own environment; only parameters are sent, "
+    "over mutual TLS. Start with `perfedrl federation demo`.",
     no_args_is_help=True,
 )
-FleetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, made by `init`.")]
+FleetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, created by `init`.")]
 
 
-def engine() -> None:
-    """Refuse to go on without the engine."""
+def require_nvflare() -> None:
+    """Raise an error if NVFlare is not installed."""
     try:
         import nvflare  # noqa: F401
     except ImportError as error:
-        raise UserError('this needs NVFlare, which is not installed: pip install "perfedrl[federation]"') from error
+        raise UserError(
+            'this command needs NVFlare, which is not installed: pip install "perfedrl[federation]"'
+        ) from error
 
 
 @app.command()
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for the fleet, on the server's machine.")],
-    agents: Annotated[int, typer.Option(help="How many agents may take part.")],
+    agents: Annotated[int, typer.Option(help="The number of agents.")],
     host: Annotated[str, typer.Option(help="The server's host name, as the agents' machines know it.")] = "localhost",
-    port: Annotated[int, typer.Option(help="The one port that the server listens on.")] = 8002,
+    port: Annotated[int, typer.Option(help="The port that the server listens on.")] = 8002,
 ) -> None:
-    """Make a fleet: certificates, the server's kit, and one start-up kit for each agent.
+    """Create a fleet: certificates, the server's kit, and one start-up kit for each agent.
 
-    Carry each folder DIR/kits/agent-N to its agent's machine by a safe way: it holds that agent's private key.
+    Copy each folder DIR/kits/agent-N to its agent's machine over a secure channel: it contains that agent's private
+    key.
 
     Example: perfedrl federation init fleet --agents 3 --host fleet.example.org
     """
-    engine()
+    require_nvflare()
     from perfedrl.federation.engine import provision
 
-    about = provision.init(folder, agents, host, port)
+    info = provision.init(folder, agents, host, port)
     out.print(
-        f"made {about.fleet} in {folder} for {host}:{port}\n"
-        f"kits of {len(about.agents)} agents are in {folder / 'kits'}; all certificates are valid until "
-        f"{about.valid_until[:10]}\n"
+        f"created {info.fleet} in {folder} for {host}:{port}\n"
+        f"the kits of {len(info.agents)} agents are in {folder / 'kits'}; all certificates are valid until "
+        f"{info.valid_until[:10]}\n"
         f"next: perfedrl federation server {folder}",
         highlight=False,
         soft_wrap=True,
@@ -56,8 +59,8 @@ def init(
 
 @app.command()
 def server(folder: FleetArgument) -> None:
-    """Run the fleet's server until Ctrl-C or `stop`; it is started again when it crashes."""
-    engine()
+    """Run the fleet's server until Ctrl-C or `stop`; it is restarted when it crashes."""
+    require_nvflare()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.fleet_folder import FleetFolder
 
@@ -68,28 +71,28 @@ def server(folder: FleetArgument) -> None:
 def join(
     kit: Annotated[Path, typer.Argument(help="This agent's start-up kit.")],
     agent_config: Annotated[
-        Path | None, typer.Option(help="A TOML file: the agent's environment, and what it is willing to do.")
+        Path | None, typer.Option(help="A TOML file with the agent's environment, limits and trust.")
     ] = None,
     env: Annotated[
-        str | None, typer.Option(help="Or an environment alone: a name, or module:function for one's own.")
+        str | None, typer.Option(help="Or only an environment: a name, or module:function for your own.")
     ] = None,
 ) -> None:
-    """Take part as one agent, until Ctrl-C or `stop`: runs the agent's daemon and its bridge to the server.
+    """Join as one agent until Ctrl-C or `stop`: runs the agent's daemon and its bridge to the server.
 
-    Trajectories and the agent's personal state stay on this machine. `perfedrl agent --help` says what the file holds.
+    Trajectories and the agent's personal state stay on this machine. `perfedrl agent --help` describes the file.
 
     Examples: perfedrl federation join agent-0 --agent-config agent.toml;
     perfedrl federation join agent-0 --env my_package.robot:make
     """
-    engine()
+    require_nvflare()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.fleet_folder import Kit
 
     own = Kit(kit)
     if agent_config is None and env is None:
-        raise UserError("say what this agent's environment is: --agent-config FILE, or --env NAME")
+        raise UserError("this agent needs an environment: --agent-config FILE, or --env NAME")
     if agent_config is not None and not agent_config.is_file():
-        raise UserError(f"there is no agent's config {agent_config}")
+        raise UserError(f"there is no agent config {agent_config}")
     service.join(own, agent_config, env, say)
 
 
@@ -97,67 +100,78 @@ def join(
 def train(
     folder: FleetArgument,
     config: Annotated[Path, typer.Argument(help="An experiment's config, as for `perfedrl train`.")],
-    seed: Annotated[int | None, typer.Option(help="Which of the config's seeds; its first.")] = None,
+    seed: Annotated[int | None, typer.Option(help="One of the config's seeds; the first by default.")] = None,
     min_agents: Annotated[
-        int | None, typer.Option(help="Answers without which no round counts; all when left out.")
+        int | None, typer.Option(help="The least number of answers in a round; all by default.")
     ] = None,
     deadline: Annotated[
-        float, typer.Option(help="Seconds after which a round closes with those who answered.")
+        float, typer.Option(help="Seconds after which a round closes with the agents that answered.")
     ] = 600.0,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for all agents before --min-agents are enough.")] = 60.0,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for all agents before --min-agents suffice.")] = 60.0,
     patience: Annotated[
         float, typer.Option(help="Seconds for which a round with too few answers is repeated.")
     ] = 600.0,
-    factor: Annotated[float, typer.Option(help="An upload this many times farther away than usual is refused.")] = 10.0,
-    strikes: Annotated[int, typer.Option(help="Refused uploads in a row after which an agent is shut out.")] = 3,
+    factor: Annotated[float, typer.Option(help="Uploads this many times farther away than usual are rejected.")] = 10.0,
+    strikes: Annotated[int, typer.Option(help="Rejected uploads in a row after which an agent is in quarantine.")] = 3,
     personalize: Annotated[
-        int, typer.Option(help="Trajectories each agent personalizes with at the end; 0: none.")
+        int, typer.Option(help="Trajectories with which each agent personalizes at the end; 0 to skip.")
     ] = 200,
     release: Annotated[
-        list[str] | None, typer.Option(help="An agent to let out of quarantine; may be given twice.")
+        list[str] | None, typer.Option(help="An agent to release from quarantine; may be repeated.")
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin again what is half done or finished.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Start again an unfinished or finished run.")] = False,
 ) -> None:
-    """Train a config over the network, on the server's machine, through crashes of any part of it.
+    """Train a config over the network; run this on the server's machine. Survives crashes of any part of the fleet.
 
-    A run that was stopped goes on at its next round; the finished one is in DIR/runs, like any other run.
+    A stopped run continues with its next round; the finished run is in DIR/runs, like any other run.
 
     Example: perfedrl federation train fleet configs/arc.toml --min-agents 4 --deadline 60
     """
-    engine()
+    require_nvflare()
     from perfedrl.federation.server.run_folder import Terms
 
-    agreed: dict[str, Any] = {"patience": patience, "factor": factor, "strikes": strikes, "personalize": personalize}
-    terms = lambda agents: Terms(agents if min_agents is None else min_agents, deadline, **agreed)  # noqa: E731
-    trained(folder, config, seed, terms, wait, restart, release or [])
+    def terms(agents: int) -> Terms:
+        return Terms(agents if min_agents is None else min_agents, deadline, patience, factor, strikes, personalize)
+
+    train_and_show(folder, config, seed, terms, wait, restart, release or [])
 
 
-def trained(
-    folder: Path, file: Path, seed: int | None, terms: Any, wait: float, restart: bool, release: list[str]
+def train_and_show(
+    folder: Path,
+    file: Path,
+    seed: int | None,
+    terms: Callable[[int], Any],
+    wait: float,
+    restart: bool,
+    release: list[str],
 ) -> None:
-    """Train, unless it is done already, and show the run; `terms` is a function of the number of agents."""
+    """Train unless the run is finished, and show it; `terms` is a function of the number of agents.
+
+    The networked config is derived once, and its experiment is built once.
+    """
     from perfedrl.experiments.config import load_config
     from perfedrl.experiments.store import load_run
     from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import Supervisor, finished, prepare
+    from perfedrl.federation.server.network_config import networked
     from perfedrl.report import tables
 
-    fleet, config = FleetFolder(folder), load_config(file)
-    done = None if restart else finished(fleet, config, seed)
+    fleet, config = FleetFolder(folder), networked(load_config(file), seed)
+    done = None if restart else finished(fleet, config)
     if done is None:
-        control = prepare(fleet, config, terms(config.parts.fleet.agents), seed, restart, release)
-        with watching(restart) as watch:
-            Supervisor(fleet, control, wait, watch).run()
-        done = finished(fleet, config, seed)
+        run_folder = prepare(fleet, config, terms(config.parts.fleet.agents), None, restart, release)
+        with live_line(restart) as watch:
+            Supervisor(fleet, run_folder, wait, watch).run()
+        done = finished(fleet, config)
     assert done is not None
-    run = load_run(done)
+    run = load_run(done, config)
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
 
 
 @contextmanager
-def watching(restart: bool = False) -> Iterator[Callable[[Any], None]]:
-    """A live line about a run, and a lasting one for whatever is out of the ordinary."""
+def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
+    """Show a live line with a run's progress, and a lasting line for every unusual event."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
     try:
         with Progress(*columns, TextColumn("{task.fields[about]}"), TimeElapsedColumn(), console=err) as bars:
@@ -165,21 +179,21 @@ def watching(restart: bool = False) -> Iterator[Callable[[Any], None]]:
 
             def watch(view: Any) -> None:
                 for event in view.news:
-                    if line := told(event):
+                    if line := sentence(event):
                         say(line)
                 now = view.progress
                 bars.update(task, description=view.doing, completed=now.get("round", 0), total=now.get("rounds"))
-                bars.update(task, about=standing(view))
+                bars.update(task, about=summary(view))
 
             yield watch
     except KeyboardInterrupt:
         same = "the same command without --restart" if restart else "the same command"
-        say(f"stopped; run {same} to go on from the last round", "yellow")
+        say(f"stopped; run {same} to continue from the last round", "yellow")
         raise typer.Exit(INTERRUPTED) from None
 
 
-def standing(view: Any) -> str:
-    """Who is in, what it is worth, how fast it goes."""
+def summary(view: Any) -> str:
+    """The agents' states, the objective, the seconds per round and the privacy loss, in one line."""
     now = view.progress
     if view.doing not in ("training", "finished"):
         return f"{len(view.connected)} of {len(view.expected)} agents connected"
@@ -194,21 +208,21 @@ def standing(view: Any) -> str:
     return ", ".join(parts)
 
 
-def told(event: dict[str, Any]) -> str | None:
-    """An event as a sentence; rounds that went well are no event."""
+def sentence(event: dict[str, Any]) -> str | None:
+    """An unusual event as a sentence; None for normal ones."""
     agent, reason, round_ = (event.get(key) for key in ("agent", "reason", "round"))
     sentences = {
         "failure": f"round {round_}: {agent} failed: {reason}",
         "silent": f"round {round_}: {agent} did not answer in time",
         "back": f"round {round_}: {agent} is back",
-        "refused": f"round {round_}: an upload of {agent} was refused: {reason}",
+        "refused": f"round {round_}: an upload of {agent} was rejected: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
-        "repeated": f"round {round_}: too few answers, asked again",
-        "membership": f"taken in: {', '.join(event.get('agents', []))}",
-        "killed": f"round {round_}: {agent} was killed, to see what happens",
-        "server lost": "the server is gone; training goes on when it is back",
-        "job lost": "the engine's job ended; it is submitted again",
-        "personalized": f"{agent}: return {event.get('before.return', 0):.3f} before its own step, "
+        "repeated": f"round {round_}: too few answers, asking again",
+        "membership": f"starting a new job to take in: {', '.join(event.get('agents', []))}",
+        "killed": f"round {round_}: {agent} was killed on purpose",
+        "server lost": "the server does not answer; training continues when it is back",
+        "job lost": "the NVFlare job ended; submitting it again",
+        "personalized": f"{agent}: return {event.get('before.return', 0):.3f} before adaptation, "
         f"{event.get('after.return', 0):.3f} after",
     }
     return sentences.get(event["event"])
@@ -216,16 +230,16 @@ def told(event: dict[str, Any]) -> str | None:
 
 @app.command()
 def status(folder: FleetArgument) -> None:
-    """Say what a fleet does: the server, the agents, the runs under way."""
-    engine()
+    """Show the state of a fleet: the server, the agents, and the runs under way."""
+    require_nvflare()
     from perfedrl.federation.engine import service
-    from perfedrl.federation.engine.admin_session import Operator, Unreachable
+    from perfedrl.federation.engine.admin_session import Operator, ServerUnreachable
     from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import View
-    from perfedrl.federation.server.run_folder import Control
+    from perfedrl.federation.server.run_folder import RunFolder
 
     fleet = FleetFolder(folder)
-    lines = [f"{fleet.about.fleet}: {fleet.about.host}:{fleet.about.port}, valid until {fleet.about.valid_until[:10]}"]
+    lines = [f"{fleet.info.fleet}: {fleet.info.host}:{fleet.info.port}, valid until {fleet.info.valid_until[:10]}"]
     pid = service.holder(fleet.server)
     lines.append(f"server: {'not running' if pid is None else f'running (process {pid})'}")
     try:
@@ -234,12 +248,12 @@ def status(folder: FleetArgument) -> None:
             connected = operator.connected()
         finally:
             operator.close()
-        lines += [f"{name}: {'connected' if name in connected else 'away'}" for name in fleet.about.agents]
-    except Unreachable:
+        lines += [f"{name}: {'connected' if name in connected else 'away'}" for name in fleet.info.agents]
+    except ServerUnreachable:
         lines.append("agents: unknown, the server does not answer")
     for path in sorted((fleet.folder / "control").glob("*/")):
-        progress = Control(path).progress()
-        about = standing(View("training", progress))
+        progress = RunFolder(path).progress()
+        about = summary(View("training", progress))
         done = f"round {progress.get('round', 0)} of {progress.get('rounds', '?')}"
         lines.append(f"{path.name}: {progress.get('phase', 'not started')}, {done}, {about}".rstrip(", "))
     out.print("\n".join(lines), highlight=False, soft_wrap=True)
@@ -247,53 +261,53 @@ def status(folder: FleetArgument) -> None:
 
 @app.command()
 def stop(
-    folder: Annotated[Path, typer.Argument(help="A fleet's folder, or an agent's kit, on the machine where it runs.")],
+    folder: Annotated[Path, typer.Argument(help="A fleet's folder or an agent's kit, on the machine where it runs.")],
 ) -> None:
-    """Stop the server of a fleet, or an agent, on this machine; a run under way waits for them."""
-    engine()
+    """Stop a fleet's server or an agent on this machine; a run under way waits until it is back."""
+    require_nvflare()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.fleet_folder import ABOUT, FleetFolder, Kit
 
     where = FleetFolder(folder).server if (folder / ABOUT).exists() else Kit(folder).folder
-    out.print("stopped" if service.stop(where) else "nothing runs there", highlight=False)
+    out.print("stopped" if service.stop(where) else "nothing is running there", highlight=False)
 
 
 @app.command()
 def revoke(
     folder: FleetArgument,
-    agent: Annotated[str, typer.Argument(help="Whose kit: agent-2, say.")],
-    undo: Annotated[bool, typer.Option("--undo", help="Let the agent in again.")] = False,
+    agent: Annotated[str, typer.Argument(help="The agent's name, e.g. agent-2.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Admit the agent again.")] = False,
 ) -> None:
-    """Shut an agent out for good: from now on its kit opens nothing. The server must be running."""
-    engine()
+    """Revoke an agent's kit, so that it cannot connect any more. The server must be running."""
+    require_nvflare()
     from perfedrl.errors import nearest
     from perfedrl.federation.engine.admin_session import Operator
     from perfedrl.federation.engine.fleet_folder import FleetFolder
 
     fleet = FleetFolder(folder)
-    if agent not in fleet.about.agents:
-        raise UserError(f"the fleet has no agent {agent!r}{nearest(agent, fleet.about.agents)}")
+    if agent not in fleet.info.agents:
+        raise UserError(f"the fleet has no agent {agent!r}{nearest(agent, fleet.info.agents)}")
     operator = Operator(fleet, timeout=5.0)
     try:
-        (operator.let_in if undo else operator.shut_out)(agent)
+        (operator.reinstate if undo else operator.revoke)(agent)
     finally:
         operator.close()
-    out.print(f"{agent} is {'let in again' if undo else 'shut out'}", highlight=False)
+    out.print(f"{agent} is {'admitted again' if undo else 'revoked'}", highlight=False)
 
 
 @app.command()
 def demo(
     folder: Annotated[
         Path | None,
-        typer.Option(help="Keep the fleet and its logs in this new folder; by default they are thrown away."),
+        typer.Option(help="Keep the fleet and its logs in this new folder; by default they are deleted."),
     ] = None,
 ) -> None:
-    """See it work on this machine, in about a minute: a server and three agents, TLS between them, one agent killed.
+    """Run a fleet on this machine for about a minute: a server and three agents over TLS, one of which is killed.
 
-    Makes certificates, starts the server and the agents as processes of their own, trains, kills an agent's daemon on
+    Creates certificates, starts the server and the agents as separate processes, trains, kills an agent's daemon on
     the way, and lets every agent personalize.
     """
-    engine()
+    require_nvflare()
     import tempfile
 
     from perfedrl.experiments.store import load_run
@@ -301,10 +315,10 @@ def demo(
     from perfedrl.report import tables
 
     if folder is not None and folder.exists():
-        raise UserError(f"{folder} is there already: the demonstration needs a new folder")
-    with tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch, watching() as watch:
-        done, control = demonstration.run(folder or Path(scratch) / "demo", watch)
-        run, events = load_run(done), control.events()
+        raise UserError(f"{folder} exists already: the demonstration needs a new folder")
+    with tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch, live_line() as watch:
+        done, run_folder = demonstration.run(folder or Path(scratch) / "demo", watch)
+        run, events = load_run(done), run_folder.events()
     out.print(tables.summary(run))
     out.print("\n".join([*demonstration.story(events), tables.cost(run)]), highlight=False, soft_wrap=True)
     if folder is not None:

@@ -108,8 +108,11 @@ def save_run(
     return folder
 
 
-def load_run(folder: str | Path) -> Run:
-    """Read a finished run; what is missing, damaged or too new is said in one sentence."""
+def load_run(folder: str | Path, config: Config | None = None) -> Run:
+    """Read a finished run; what is missing, damaged or too new is said in one sentence.
+
+    `config` is the run's config where it is at hand, so that its experiment is not built again.
+    """
     folder = Path(folder)
     folder = folder if folder.name else folder.resolve()
     if not folder.is_dir():
@@ -117,9 +120,9 @@ def load_run(folder: str | Path) -> Run:
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
     if folder.name.endswith(PARTIAL):
         raise UserError(f"{folder} has no trained initialization yet; run `perfedrl train` on its config to finish it")
-    provenance = _read_provenance(folder)
+    provenance = read_provenance(folder)
     _check_complete(folder, FILES)
-    config = load_config(folder / "config.toml")
+    config = load_config(folder / "config.toml") if config is None else config
     if not folder.name.endswith(config.digest):
         raise UserError(
             f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}; {AGAIN}"
@@ -140,7 +143,7 @@ def _check_complete(folder: Path, files: Sequence[str]) -> None:
         raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {AGAIN}")
 
 
-def _read_provenance(folder: Path) -> dict[str, Any]:
+def read_provenance(folder: Path) -> dict[str, Any]:
     path = folder / "provenance.json"
     _check_complete(folder, (path.name,))
     try:

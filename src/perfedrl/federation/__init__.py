@@ -1,1 +1,1 @@
-"""A federation over a network: the agent's side of it, and the server's; importing the package imports nothing else."""
+"""Federated training over a network: agents (`agent`), a server (`server`) and NVFlare between them (`engine`)."""

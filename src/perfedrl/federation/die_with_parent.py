@@ -1,6 +1,6 @@
-"""`python -m perfedrl.federation.die_with_parent PID COMMAND ...`: become a command that ends when its parent PID does.
+"""`python -m perfedrl.federation.die_with_parent PID COMMAND ...`: run a command that ends when its parent PID ends.
 
-Only Linux can do that; elsewhere it simply becomes the command. Nothing is loaded for it.
+On systems other than Linux the command runs without this link. Imports nothing but the standard library.
 """
 
 import ctypes
@@ -9,13 +9,14 @@ import signal
 import sys
 
 SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG, which survives exec."""
+"""PR_SET_PDEATHSIG; the setting survives exec."""
 
 
 def main(parent: int, command: list[str]) -> None:
+    """Replace this process by the command."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before this could be set
+    if os.getppid() != parent:  # the parent ended before the signal was set
         sys.exit(1)
     os.execvp(command[0], command)
 

@@ -1,6 +1,7 @@
-"""What crosses a wire: a kind, some fields of text and some tensors, as safetensors bytes; read with distrust.
+"""Frames, the messages between processes: a kind, text fields and tensors, encoded as safetensors bytes.
 
-A bridge between processes needs no more than this file, so it imports nothing that takes long to load.
+Decoding trusts nothing: every size, name and offset is checked. Imports nothing that takes long to load, since a bridge
+between processes needs only this file.
 """
 
 import json
@@ -17,10 +18,10 @@ from safetensors.numpy import save
 from perfedrl.errors import UserError
 
 LIMIT = 256 * 2**20
-"""Bytes of the largest frame."""
+"""The largest frame in bytes."""
 LONGEST_HEADER, MOST_TENSORS, MOST_FIELDS, LONGEST_NAME, MOST_AXES = 2**20, 4096, 64, 256, 16
 PIECE = 2**18
-"""Bytes that are read at a time: what a frame claims to be costs nothing until it comes."""
+"""Bytes that are read at a time: memory is taken only for bytes that have arrived."""
 
 DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
@@ -32,15 +33,15 @@ DTYPES: dict[str, np.dtype] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype(bool),
 }
-"""The types of numbers that may cross, by their names in safetensors."""
+"""The supported number types, by their names in safetensors."""
 
 
 class BadFrame(UserError):  # noqa: N818
-    """Bytes that are no frame, or a frame that must not be sent."""
+    """Invalid bytes, or a frame that cannot be encoded."""
 
 
 class TornFrame(BadFrame):
-    """The stream ended within a frame."""
+    """The stream ended in the middle of a frame."""
 
 
 @dataclass(frozen=True)
@@ -53,114 +54,119 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """A frame as safetensors bytes; its kind and fields are their metadata."""
+    """Encode a frame as safetensors bytes, with its kind and fields as metadata."""
     if "kind" in frame.fields:
-        raise BadFrame("a frame's kind is no field of it")
+        raise BadFrame("'kind' cannot be the name of a field")
     about = _checked_fields({"kind": frame.kind, **frame.fields})
     arrays = {name: np.asarray(x, order="C") for name, x in frame.tensors.items()}
     if len(arrays) > MOST_TENSORS:
-        raise BadFrame(f"a frame holds at most {MOST_TENSORS} tensors; this one has {len(arrays)}")
+        raise BadFrame(f"expected at most {MOST_TENSORS} tensors in a frame, got {len(arrays)}")
     for name, x in arrays.items():
         _check_name(name)
         if x.dtype.newbyteorder("<") not in DTYPES.values() or x.ndim > MOST_AXES:
-            raise BadFrame(f"the tensor {name!r} cannot be sent: {x.ndim} axes of {x.dtype}")
+            raise BadFrame(f"tensor {name!r} cannot be sent: it has {x.ndim} axes of {x.dtype}")
     return save(arrays, metadata=about)
 
 
 def decode(data: bytes, limit: int = LIMIT) -> Frame:
-    """The frame that bytes hold; its arrays are read-only views on them. Takes no memory for what is only claimed."""
+    """Decode a frame; its arrays are read-only views of the bytes. Claimed sizes are checked before memory is taken."""
     if len(data) > limit:
-        raise BadFrame(f"a frame has at most {limit} bytes; this one has {len(data)}")
+        raise BadFrame(f"expected a frame of at most {limit} bytes, got {len(data)}")
     header, start = _header(data)
     about = _checked_fields(header.pop("__metadata__", {}))
     if "kind" not in about:
-        raise BadFrame("the frame does not say of what kind it is")
+        raise BadFrame("the frame has no kind")
     if len(header) > MOST_TENSORS:
-        raise BadFrame(f"a frame holds at most {MOST_TENSORS} tensors; this one has {len(header)}")
+        raise BadFrame(f"expected at most {MOST_TENSORS} tensors in a frame, got {len(header)}")
     body = memoryview(data).toreadonly()[start:]
-    places = {name: _place(name, entry, len(body)) for name, entry in header.items()}
+    ranges = {name: _byte_range(name, entry, len(body)) for name, entry in header.items()}
     end = 0
-    for _, _, begin, stop in sorted(places.values(), key=lambda place: place[2:]):
+    for _, _, begin, stop in sorted(ranges.values(), key=lambda place: place[2:]):
         if begin != end:
             raise BadFrame("the frame's tensors overlap or leave gaps")
         end = stop
     if end != len(body):
-        raise BadFrame(f"the frame's tensors end at byte {end} of {len(body)}")
-    tensors = {name: _array(name, body, *place) for name, place in places.items()}
+        raise BadFrame(f"the frame's tensors end at byte {end} of {len(body)}; expected no trailing bytes")
+    tensors = {name: _array(name, body, *place) for name, place in ranges.items()}
     return Frame(about.pop("kind"), about, tensors)
 
 
 def _header(data: bytes) -> tuple[dict[str, Any], int]:
-    """What the bytes say of themselves, and where the tensors start."""
+    """Parse the header; return it and the offset of the tensors."""
     if len(data) < 8:
-        raise BadFrame(f"{len(data)} bytes are no frame")
+        raise BadFrame(f"expected a frame of at least 8 bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")
     if length > min(LONGEST_HEADER, len(data) - 8):
-        raise BadFrame(f"the frame claims a header of {length} bytes, which is too long")
+        raise BadFrame(f"the frame's header of {length} bytes is too long")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]).decode(), object_pairs_hook=_once, parse_constant=_no_number)
+        header = json.loads(
+            bytes(data[8 : 8 + length]).decode(), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
     except BadFrame:
         raise
     except (ValueError, RecursionError) as error:
         raise BadFrame("the frame's header cannot be read") from error
     if not isinstance(header, dict):
-        raise BadFrame("the frame's header is no table")
+        raise BadFrame("the frame's header is not a JSON object")
     return header, 8 + length
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object; reject duplicate keys."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        raise BadFrame("the frame's header names something twice")
+        raise BadFrame("the frame's header has a duplicate key")
     return table
 
 
-def _no_number(text: str) -> None:
-    raise BadFrame(f"the frame's header holds {text}")
+def _no_constant(text: str) -> None:
+    """Reject NaN and Infinity, which are not JSON."""
+    raise BadFrame(f"the frame's header contains {text}")
 
 
 def _checked_fields(fields: Any) -> dict[str, str]:
+    """Check the number, names and values of fields."""
     if not isinstance(fields, dict) or len(fields) > MOST_FIELDS:
-        raise BadFrame(f"a frame's fields are a table of at most {MOST_FIELDS}")
+        raise BadFrame(f"the frame's fields must be an object with at most {MOST_FIELDS} entries")
     for name, value in fields.items():
         _check_name(name)
         if not isinstance(value, str) or not _encodable(value) or len(value) > LONGEST_HEADER:
-            raise BadFrame(f"the field {name!r} of the frame is no text")
+            raise BadFrame(f"the frame's field {name!r} is not valid text")
     return dict(fields)
 
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise BadFrame(f"a name in a frame has 1 to {LONGEST_NAME} printable characters")
+        raise BadFrame(f"names in a frame must have 1 to {LONGEST_NAME} printable characters")
 
 
 def _encodable(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON can spell
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
         return False
     return True
 
 
-def _place(name: str, entry: Any, size: int) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """The type, the shape, the first byte and the end of a tensor, where it lies within so many bytes."""
+def _byte_range(name: str, entry: Any, size: int) -> tuple[np.dtype, tuple[int, ...], int, int]:
+    """The type, shape, first byte and end of a tensor, checked against the size of the data."""
     _check_name(name)
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise BadFrame(f"the frame does not describe its tensor {name!r} by dtype, shape and data_offsets")
+        raise BadFrame(f"tensor {name!r} must be described by dtype, shape and data_offsets")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        raise BadFrame(f"the tensor {name!r} has a type that no frame holds; known: {', '.join(DTYPES)}")
+        raise BadFrame(f"tensor {name!r} has an unsupported type; supported: {', '.join(DTYPES)}")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not _counts(shape, MOST_AXES) or not _counts(offsets, 2) or len(offsets) != 2:
-        raise BadFrame(f"the shape or the place of the tensor {name!r} is none")
+        raise BadFrame(f"tensor {name!r} has an invalid shape or byte range")
     begin, end = offsets
     if not begin <= end <= size or math.prod(shape) * dtype.itemsize != end - begin:
-        raise BadFrame(f"the tensor {name!r} does not fit its place in the frame")
+        raise BadFrame(f"the byte range of tensor {name!r} does not match its shape, or lies outside the frame")
     return dtype, tuple(shape), begin, end
 
 
 def _counts(values: Any, most: int) -> bool:
-    """Whether this is a short list of whole numbers that a size can be."""
+    """Whether `values` is a list of at most `most` sizes: whole numbers from 0 to 2**48 - 1."""
     return (
         isinstance(values, list)
         and len(values) <= most
@@ -171,11 +177,11 @@ def _counts(values: Any, most: int) -> bool:
 def _array(name: str, body: memoryview, dtype: np.dtype, shape: tuple[int, ...], begin: int, end: int) -> np.ndarray:
     flat = np.frombuffer(body[begin:end], np.uint8)
     if dtype.kind == "b" and flat.size and flat.max() > 1:
-        raise BadFrame(f"the tensor {name!r} holds something else than true and false")
+        raise BadFrame(f"tensor {name!r} has values other than true and false")
     try:
         array = flat.view(dtype).reshape(shape)
-    except ValueError as error:  # no numbers at all, along axes too long for any array
-        raise BadFrame(f"the shape of the tensor {name!r} is none") from error
+    except ValueError as error:  # no elements, but axes too long for an array
+        raise BadFrame(f"tensor {name!r} has an invalid shape") from error
     if not array.flags.aligned:
         array = array.copy()
         array.flags.writeable = False
@@ -183,35 +189,35 @@ def _array(name: str, body: memoryview, dtype: np.dtype, shape: tuple[int, ...],
 
 
 def send(sock: socket.socket, frame: Frame) -> None:
-    """Write a frame to a stream: its length as 8 bytes, the greatest first, then its bytes."""
+    """Write a frame to a stream: its length as 8 big-endian bytes, then its bytes."""
     send_raw(sock, encode(frame))
 
 
 def send_raw(sock: socket.socket, data: bytes) -> None:
-    """Write a frame that is encoded already."""
+    """Write an encoded frame to a stream."""
     sock.sendall(len(data).to_bytes(8, "big"))
     sock.sendall(data)
 
 
 def receive(sock: socket.socket, limit: int = LIMIT, deadline: float | None = None) -> Frame:
-    """Read a frame from a stream; the errors are those of `receive_raw` and of `decode`."""
+    """Read a frame from a stream; raises the errors of `receive_raw` and `decode`."""
     return decode(receive_raw(sock, limit, deadline), limit)
 
 
 def receive_raw(sock: socket.socket, limit: int = LIMIT, deadline: float | None = None) -> bytes:
-    """The bytes of the next frame in a stream.
+    """Read the bytes of the next frame from a stream.
 
-    A stream that ends between frames is a ConnectionError, one that ends within a frame a TornFrame; a timeout of the
-    socket passes through, and so does that of `deadline`, a moment of `time.monotonic`.
+    Raises ConnectionError if the stream ends between frames, TornFrame if it ends within one, and TimeoutError at the
+    socket's timeout or at `deadline`, a moment of `time.monotonic`.
     """
     head = _read(sock, 8, deadline)
     if not head:
         raise ConnectionError("the other side closed the connection")
     if len(head) < 8:
-        raise TornFrame("the stream ended within the length of a frame")
+        raise TornFrame("the stream ended in the length of a frame")
     length = int.from_bytes(head, "big")
     if length > limit:
-        raise BadFrame(f"a frame of {length} bytes was announced; at most {limit} are taken")
+        raise BadFrame(f"expected a frame of at most {limit} bytes, but {length} were announced")
     data = _read(sock, length, deadline)
     if len(data) < length:
         raise TornFrame(f"the stream ended after {len(data)} of a frame's {length} bytes")
@@ -219,7 +225,7 @@ def receive_raw(sock: socket.socket, limit: int = LIMIT, deadline: float | None 
 
 
 def _read(sock: socket.socket, count: int, deadline: float | None) -> bytes:
-    """So many bytes, or fewer where the stream ends before."""
+    """Read `count` bytes, or fewer if the stream ends before."""
     data = bytearray()
     while len(data) < count:
         if deadline is not None:

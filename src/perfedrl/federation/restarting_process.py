@@ -1,4 +1,4 @@
-"""A process that must not stay dead: started, watched, and started again."""
+"""A child process that is restarted whenever it ends."""
 
 import os
 import signal
@@ -13,14 +13,15 @@ from pathlib import Path
 import psutil
 
 BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the process is started again, after so many deaths that came soon."""
-SOON = 60.0
+"""Seconds before a restart, by the number of quick deaths in a row."""
+QUICK_DEATH = 60.0
+"""A process that ends earlier, in seconds, died quickly."""
 GRACE = 10.0
-"""Seconds that a process has to end when it is asked to."""
+"""Seconds between the request to end and the kill."""
 
 
-class Keeper:
-    """Keeps one process alive; when it is stopped, all that it started ends with it."""
+class RestartingProcess:
+    """A command that is restarted until `stop`, which also ends all processes that it started."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path):
         self.command, self.log, self.env, self.folder = list(command), log, dict(env), folder
@@ -30,13 +31,14 @@ class Keeper:
         self._log_start = log.stat().st_size if log.exists() else 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def start(self) -> "Keeper":
+    def start(self) -> "RestartingProcess":
+        """Start the process and the thread that watches it."""
         self._launch()
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End the process and all that it started, in good order if it can."""
+        """End the process and its descendants: by SIGTERM, then by SIGKILL."""
         with self._launching:
             self._stopping.set()
         if self._process is not None:
@@ -45,14 +47,14 @@ class Keeper:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
             _signal_group(self._process.pid, signal.SIGKILL)
-            for process in started:  # the engine's have groups of their own
+            for process in started:  # NVFlare's processes have groups of their own
                 with suppress(psutil.Error):
                     process.kill()
         if self._thread.is_alive():
             self._thread.join(GRACE)
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of the log since this keeper began."""
+    def log_tail(self, lines: int = 5) -> str:
+        """The last lines of the log since this object was created."""
         with open(self.log, "rb") as file:
             file.seek(self._log_start)
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
@@ -72,16 +74,17 @@ class Keeper:
         self._launched = time.monotonic()
 
     def _watch(self) -> None:
-        soon = 0
+        """Restart the process whenever it ends."""
+        quick = 0
         while not self._stopping.is_set():
             assert self._process is not None
             self._process.wait()
             if self._stopping.is_set():
                 return
-            _signal_group(self._process.pid, signal.SIGKILL)  # what it started must not outlive it
+            _signal_group(self._process.pid, signal.SIGKILL)  # its descendants must not outlive it
             self.deaths += 1
-            soon = soon + 1 if time.monotonic() - self._launched < SOON else 1
-            if self._stopping.wait(BACKOFF[min(soon, len(BACKOFF)) - 1]):
+            quick = quick + 1 if time.monotonic() - self._launched < QUICK_DEATH else 1
+            if self._stopping.wait(BACKOFF[min(quick, len(BACKOFF)) - 1]):
                 return
             with self._launching:
                 if self._stopping.is_set():

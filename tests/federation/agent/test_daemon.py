@@ -1,4 +1,4 @@
-"""An agent's daemon as a process of its own: who may ask it, and what it survives."""
+"""An agent's daemon as a separate process: permissions of its socket, crashes, invalid requests."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ import tomli_w
 from perfedrl.errors import UserError
 from perfedrl.federation.agent import daemon as daemons
 from perfedrl.federation.agent.config import make_agent_config
-from perfedrl.federation.agent.daemon_client import AgentError, AgentUnreachable, call
+from perfedrl.federation.agent.daemon_client import AgentUnreachable, DaemonError, call
 from perfedrl.federation.agent.worker import Worker
 from perfedrl.federation.frames import Frame
 
@@ -42,21 +42,23 @@ PLAN = tomli_w.dumps(
     }
 )
 THETA = np.zeros((9, 4), np.float32)
+HOURS = 7200.0
+"""A sampler's pause that no test waits for."""
 SCRIPT = """
 import sys
-from perfedrl.federation.agent_config import load_agent_config
-from perfedrl.federation.daemon import serve
+from perfedrl.federation.agent.config import load_agent_config
+from perfedrl.federation.agent.daemon import serve
 serve(load_agent_config(sys.argv[1]), 2, sys.argv[2], sys.argv[3])
 """
 
 
-def ask(path, kind="health", timeout=60, round_=0, **fields):
+def ask(path, kind="health", timeout=300, round_=0, **fields):
     about = {"run": "r", "generation": "1", "round": str(round_), "plan": PLAN, **fields}
     return call(path, Frame(kind, about, {"theta": THETA}), timeout)
 
 
 class Process:
-    """A daemon in a folder with a short name, as sockets need one."""
+    """A daemon in a folder with a short path, which sockets need."""
 
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="pf", dir="/tmp"))
@@ -77,7 +79,7 @@ class Process:
     def answers(self):
         assert self.process.poll() is None, (self.folder / "log").read_text()
         try:
-            return ask(self.socket, timeout=5)
+            return ask(self.socket, timeout=60)
         except AgentUnreachable:
             return None
 
@@ -88,13 +90,13 @@ class Process:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        return self.process.wait(20)
+        return self.process.wait(120)
 
 
-def until(what, seconds=60):
+def until(what, seconds=180):
     end = time.monotonic() + seconds
     while not (result := what()):
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.05)
     return result
 
@@ -109,13 +111,13 @@ def process():
 
 
 def honest() -> np.ndarray:
-    """What an undisturbed agent uploads."""
-    work = Worker(make_agent_config({"fleet": {"env": "robots:robot"}}), 2).work(PLAN)
-    return work.update(THETA, work.state, 0)[0]
+    """The upload of an undisturbed agent."""
+    training = Worker(make_agent_config({"fleet": {"env": "robots:robot"}}), 2).training(PLAN)
+    return training.update(THETA, training.state, 0)[0]
 
 
-def test_a_daemon_answers_while_it_works_and_survives_being_killed(process):
-    process.start(pause=2.0)
+def test_a_daemon_answers_health_while_it_trains_and_survives_a_kill(process):
+    process.start(pause=HOURS)
     assert process.socket.stat().st_mode & 0o777 == 0o600
     assert process.socket.parent.stat().st_mode & 0o777 == 0o700
     assert (process.folder / "own").stat().st_mode & 0o777 == 0o700
@@ -130,30 +132,28 @@ def test_a_daemon_answers_while_it_works_and_survives_being_killed(process):
     asking = threading.Thread(target=update)
     asking.start()
     until(lambda: process.calls >= 1)
-    begun = time.monotonic()
-    health = ask(process.socket).fields
-    assert time.monotonic() - begun < 5, "the update takes 8 s"
+    health = ask(process.socket).fields  # while the update is under way, which takes hours
     assert (health["busy"], health["run"], health["round"], health["name"]) == ("yes", "r", "0", "agent-2")
     assert int(health["pid"]) == process.process.pid
     assert 50e6 < int(health["rss"]) < 2e9
     process.end(signal.SIGKILL)
-    asking.join(20)
+    asking.join(60)
     assert len(failed) == 1
     assert "ended before it answered" in failed[0]
 
-    process.start()  # where the dead one's socket still lies
+    process.start()  # the dead daemon's socket is still there
     done = process.calls
     upload = ask(process.socket, "update")
     assert upload.tensors["theta"].tobytes() == honest().tobytes()
     assert process.calls == done + 4
     again = ask(process.socket, "update")
     assert again.tensors["theta"].tobytes() == upload.tensors["theta"].tobytes()
-    assert process.calls == done + 4, "a repeated question cost trajectories"
+    assert process.calls == done + 4, "a repeated question took new trajectories"
     assert ask(process.socket).fields["busy"] == "no"
 
     garbage(process.socket)
     assert ask(process.socket, "update", round_=1).kind == "upload"
-    with pytest.raises(AgentError, match="is over"):
+    with pytest.raises(DaemonError, match="is over"):
         ask(process.socket, "update")
     with pytest.raises(UserError, match="another agent"), daemons.listening(process.socket):
         pass
@@ -163,10 +163,10 @@ def test_a_daemon_answers_while_it_works_and_survives_being_killed(process):
 
 
 def garbage(path):
-    """What no agent should be told."""
+    """Send invalid requests, then more connections than the daemon accepts."""
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\0" * 8, (9).to_bytes(8, "big") + b"x" * 9, b"\0\0"):
         with socket.socket(socket.AF_UNIX) as sock:
-            sock.settimeout(5)
+            sock.settimeout(60)
             sock.connect(str(path))
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -176,7 +176,7 @@ def garbage(path):
     idle = [socket.socket(socket.AF_UNIX) for _ in range(daemons.MOST_CONNECTIONS)]
     for sock in idle:
         sock.connect(str(path))
-    with pytest.raises((AgentError, AgentUnreachable)):
+    with pytest.raises((DaemonError, AgentUnreachable)):
         [ask(path, timeout=5) for _ in range(3)]
     for sock in idle:
         sock.close()
@@ -185,21 +185,19 @@ def garbage(path):
 
 def healthy(path, kind="health"):
     try:
-        return ask(path, kind, timeout=20)
-    except (AgentError, AgentUnreachable):
+        return ask(path, kind, timeout=120)
+    except (DaemonError, AgentUnreachable):
         return None
 
 
-def test_a_daemon_that_works_ends_when_it_is_told(process):
-    process.start(pause=5.0)
+def test_a_busy_daemon_ends_on_sigterm(process):
+    process.start(pause=HOURS)
     asking = threading.Thread(target=lambda: healthy(process.socket, "update"))
     asking.start()
     until(lambda: process.calls)
-    begun = time.monotonic()
-    assert process.end() == 0
-    assert time.monotonic() - begun < 4
+    assert process.end() == 0, "the daemon waited for the update"
     assert not process.socket.exists()
-    asking.join(20)
+    asking.join(60)
 
 
 @pytest.fixture
@@ -209,7 +207,7 @@ def short():
     shutil.rmtree(folder)
 
 
-def test_a_socket_is_made_where_nobody_else_can_reach(short):
+def test_a_socket_is_created_only_where_other_users_cannot_write(short):
     with daemons.listening(short / "new" / "a.sock"):
         assert (short / "new").stat().st_mode & 0o777 == 0o700
         assert (short / "new" / "a.sock").stat().st_mode & 0o777 == 0o600
@@ -217,14 +215,14 @@ def test_a_socket_is_made_where_nobody_else_can_reach(short):
             pass
     assert not (short / "new" / "a.sock").exists()
     (short / "file").write_text("precious")
-    with pytest.raises(UserError, match="is no socket"), daemons.listening(short / "file"):
+    with pytest.raises(UserError, match="is not a socket"), daemons.listening(short / "file"):
         pass
     assert (short / "file").read_text() == "precious"
     with pytest.raises(UserError, match="longer"), daemons.listening(short / ("x" * 120)):
         pass
     (short / "open").mkdir()
     (short / "open").chmod(0o777)
-    with pytest.raises(UserError, match="others may write"), daemons.listening(short / "open" / "a.sock"):
+    with pytest.raises(UserError, match="other users may write"), daemons.listening(short / "open" / "a.sock"):
         pass
     with socket.socket(socket.AF_UNIX) as foreign:
         foreign.bind(str(short / "foreign.sock"))
@@ -235,11 +233,11 @@ def test_a_socket_is_made_where_nobody_else_can_reach(short):
         pass
 
 
-def test_one_folder_is_one_agents(short):
+def test_two_agents_cannot_share_a_folder(short):
     config = make_agent_config({"fleet": {"env": "gridworld"}})
     (short / "own").mkdir()
     with (
-        daemons.alone(short / "own" / "lock", "taken"),
-        pytest.raises(UserError, match="another agent works in"),
+        daemons.exclusive_lock(short / "own" / "lock", "taken"),
+        pytest.raises(UserError, match="another agent is using"),
     ):
         daemons.serve(config, 0, short / "a.sock", short / "own")

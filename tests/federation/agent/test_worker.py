@@ -1,4 +1,4 @@
-"""An agent of a networked fleet: the simulator's bits, its memory, its limits."""
+"""An agent of a networked fleet: the simulator's bits, restarts, trust and limits."""
 
 import re
 import sys
@@ -15,8 +15,8 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.config import load_agent_config, make_agent_config, read_plan
-from perfedrl.federation.agent.requests import Agent
-from perfedrl.federation.agent.worker import Work, Worker, unnamed
+from perfedrl.federation.agent.request_handler import Agent
+from perfedrl.federation.agent.worker import LocalTraining, Worker, unnamed
 from perfedrl.federation.frames import Frame
 
 GRID = {"env": "gridworld", "width": 3, "goals": [[0, 0], [2, 2], [0, 2]]}
@@ -88,11 +88,11 @@ def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
         parts.fleet, parts.policy, [parts.algorithm], [7], parts.agent, None, parts.evaluation, config.start
     )
     state = simulation.start()
-    works = [Work(config, make_agent_config({"fleet": table["fleet"]}), i) for i in range(3)]
-    states, server = [work.state for work in works], jax.tree.map(lambda x: x[0], state.server)
-    same(server.message, works[0].message)
+    trainings = [LocalTraining(config, make_agent_config({"fleet": table["fleet"]}), i) for i in range(3)]
+    states, server = [training.state for training in trainings], jax.tree.map(lambda x: x[0], state.server)
+    same(server.message, trainings[0].message)
     for k in range(5):
-        answers = [work.update(server.message, s, k) for work, s in zip(works, states, strict=True)]
+        answers = [training.update(server.message, s, k) for training, s in zip(trainings, states, strict=True)]
         uploads, states = [upload for upload, _ in answers], [s for _, s in answers]
         server = server_step(parts.algorithm, server, uploads)
         state = simulation.advance(state, k, 1)
@@ -101,29 +101,29 @@ def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     if algorithm != "first-order":
         return  # measuring is the same for all of them
     history = simulation.measure(state, 5)
-    measured = works[1].evaluate(server.message, states[1], 5)
+    measured = trainings[1].evaluate(server.message, states[1], 5)
     assert measured.before["return"] == history.before[0, 0, 1]
     assert measured.after["return"] == history.after[0, 0, 1]
     assert set(measured.after) == {"return"} | ({"success", "distance"} if world == "arc" else set())
 
 
-def test_an_agents_own_task_takes_the_place_of_the_fleets():
-    own = worker(5, {"env": "robots:single_task"}).work(toml(plan()))
-    other = worker(5, GRID, agent=1).work(toml(plan()))
+def test_an_agent_trains_on_its_own_task():
+    own = worker(5, {"env": "robots:single_task"}).training(toml(plan()))
+    other = worker(5, GRID, agent=1).training(toml(plan()))
     (one, _), (two, _) = (w.update(w.message, w.state, 0) for w in (own, other))
     assert np.abs(one - two).max() > 0  # the second goal of the one is not that of the other
     assert one.shape == (9, 4)
     with pytest.raises(UserError, match="does not fit"):
-        worker(0, {"env": "gridworld", "width": 3}).work(toml(plan(ARC)))
+        worker(0, {"env": "gridworld", "width": 3}).training(toml(plan(ARC)))
 
 
-def test_personalizing_repeats_itself_and_another_draw_differs():
-    work = worker().work(toml(plan(algorithm="exact")))
+def test_personalization_is_reproducible_and_differs_by_draw():
+    training = worker().training(toml(plan(algorithm="exact")))
     theta = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
-    one, measured = work.personalize(theta, work.state, 20)
-    again, _ = work.personalize(theta, work.state, 20)
-    other, _ = work.personalize(theta, work.state, 20, draw=1)
-    nothing, _ = work.personalize(theta, work.state, 0)
+    one, measured = training.personalize(theta, training.state, 20)
+    again, _ = training.personalize(theta, training.state, 20)
+    other, _ = training.personalize(theta, training.state, 20, draw=1)
+    nothing, _ = training.personalize(theta, training.state, 0)
     same(one, again)
     same(nothing, theta)
     assert np.abs(one - other).max() > 0
@@ -132,31 +132,31 @@ def test_personalizing_repeats_itself_and_another_draw_differs():
     )
     for m, draw in ((-1, 0), (200_000, 0), (5, 2**30)):
         with pytest.raises(UserError, match="whole number"):
-            work.personalize(theta, work.state, m, draw)
+            training.personalize(theta, training.state, m, draw)
 
 
-def test_a_round_that_diverges_is_an_error_and_leaves_the_state(tmp_path, monkeypatch):
+def test_a_diverged_round_is_an_error_and_keeps_the_state(tmp_path, monkeypatch):
     agent = Agent(make_agent_config({"fleet": GRID}), 0, tmp_path / "own")
-    work = agent.worker.work(toml(plan(algorithm="shrink")))
-    agent.answer(question(work))
-    kept = agent.memory.known("r").after
+    training = agent.worker.training(toml(plan(algorithm="shrink")))
+    agent.answer(question(training))
+    kept = agent.store.stored("r").after
     for spoil in (
         lambda upload, state: (upload * np.inf, state),
         lambda upload, state: (upload, jax.tree.map(lambda x: x * np.nan, state)),
     ):
         with monkeypatch.context() as patch:
-            honest = type(work)._timed
-            patch.setattr(type(work), "_timed", lambda *args, f=honest, spoil=spoil: spoil(*f(*args)))
-            reply = agent.answer(question(work, round_=1))
-        assert reply.fields["message"] == "what the agent learned in round 1 is not finite: lower alpha or beta"
-        same(agent.memory.known("r").after, kept)
-    assert agent.answer(question(work, round_=1)).kind == "upload"
+            honest = type(training)._timed
+            patch.setattr(type(training), "_timed", lambda *args, f=honest, spoil=spoil: spoil(*f(*args)))
+            reply = agent.answer(question(training, round_=1))
+        assert reply.fields["message"] == "the agent's result of round 1 is not finite: lower alpha or beta"
+        same(agent.store.stored("r").after, kept)
+    assert agent.answer(question(training, round_=1)).kind == "upload"
 
 
-def test_private_uploads_are_noised_with_a_key_that_nobody_knows():
-    quiet = worker().work(toml(plan(privacy={"clip": 0.01, "noise": 0.0})))
-    noisy = worker().work(toml(plan(privacy={"clip": 0.01, "noise": 1.0})))
-    plain = worker().work(toml(plan()))
+def test_private_uploads_are_noised_with_a_secret_key():
+    quiet = worker().training(toml(plan(privacy={"clip": 0.01, "noise": 0.0})))
+    noisy = worker().training(toml(plan(privacy={"clip": 0.01, "noise": 1.0})))
+    plain = worker().training(toml(plan()))
     clipped, _ = quiet.update(quiet.message, quiet.state, 0)
     honest, _ = plain.update(plain.message, plain.state, 0)
     assert np.linalg.norm(clipped - quiet.message) == pytest.approx(0.01, rel=1e-4)
@@ -168,7 +168,7 @@ def test_private_uploads_are_noised_with_a_key_that_nobody_knows():
     assert len({x.tobytes() for x in drawn}) == 20
 
 
-# --- what an agent refuses ----------------------------------------------------------------------------------------
+# --- plans that an agent rejects ---------------------------------------------------------------------------------
 
 REFUSED = {
     "no toml": ("name = ", "not valid TOML"),
@@ -176,7 +176,7 @@ REFUSED = {
     "two seeds": (plan(seeds=[1, 2]), "exactly one seed"),
     "no federation": (
         plan(algorithm="exact", **{"fleet": GRID}) | {"algorithm": {"name": "local-pg", "beta": 0.1}},
-        "no federation",
+        "needs no federation",
     ),
     "too much": (plan() | {"algorithm": {**ALGORITHMS["first-order"], "m_out": 900_000}}, "limit is 100000"),
     "a file here": (
@@ -188,9 +188,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("table", "why"), REFUSED.values(), ids=REFUSED)
-def test_an_agent_refuses_a_plan_in_one_sentence(table, why):
+def test_an_agent_rejects_a_plan_in_one_sentence(table, why):
     with pytest.raises(UserError, match=why) as error:
-        worker().work(table if isinstance(table, str) else toml(table))
+        worker().training(table if isinstance(table, str) else toml(table))
     assert "\n" not in str(error.value)
 
 
@@ -207,7 +207,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("part", EVIL)
-def test_what_is_not_trusted_is_not_even_imported(part, tmp_path, monkeypatch):
+def test_untrusted_names_are_not_imported(part, tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=r"'evil_module:f' .* does not trust"):
@@ -218,11 +218,11 @@ def test_what_is_not_trusted_is_not_even_imported(part, tmp_path, monkeypatch):
         read_plan(moment, make_agent_config({"fleet": GRID}))
 
 
-def test_what_is_trusted_is_imported():
+def test_trusted_names_are_imported():
     table = plan() | {"fleet": {"env": "perfedrl.envs:gridworld", "width": 3}}
     with pytest.raises(UserError, match="trust"):
-        worker().work(toml(table))
-    assert worker(trust=["perfedrl.envs:gridworld"]).work(toml(table)).trajectories == 20
+        worker().training(toml(table))
+    assert worker(trust=["perfedrl.envs:gridworld"]).training(toml(table)).trajectories == 20
 
 
 AGENT_CONFIGS = {
@@ -230,12 +230,12 @@ AGENT_CONFIGS = {
     "no env": ({"fleet": {"width": 3}}, "needs env"),
     "unknown env": ({"fleet": {"env": "grid-world"}}, "did you mean"),
     "unknown key": ({"fleet": GRID, "trusted": []}, "did you mean 'trust'"),
-    "no path": ({"fleet": GRID, "trust": ["numpy"]}, "no import path"),
+    "no path": ({"fleet": GRID, "trust": ["numpy"]}, "not an import path"),
     "a limit": ({"fleet": GRID, "limits": {"seconds": -1}}, r"limits.seconds: .*greater than 0"),
     "no limit": ({"fleet": GRID, "limits": {"second": 1}}, "limits.second"),
-    "no world": ({"fleet": {"env": "robots:nothing"}}, "must make a Fleet"),
+    "no world": ({"fleet": {"env": "robots:nothing"}}, "must return a Fleet"),
     "agent of a task": ({"fleet": {"env": "robots:single_task"}, "agent": 1}, "single task"),
-    "agent of a robot": ({"fleet": {"env": "robots:robot"}, "agent": 1}, "makes a sampler"),
+    "agent of a robot": ({"fleet": {"env": "robots:robot"}, "agent": 1}, "returns a sampler"),
     "no import": ({"fleet": {"env": "nowhere.at_all:f"}}, "cannot be imported"),
 }
 
@@ -266,16 +266,16 @@ def test_the_command_line_replaces_the_environment(tmp_path):
 
 
 def test_an_agent_may_sample_in_python():
-    work = worker(fleet={"env": "robots:robot"}).work(toml(plan(algorithm="exact")))
-    upload, state = work.update(work.message, work.state, 0)
-    again, _ = work.update(work.message, work.state, 0)
+    training = worker(fleet={"env": "robots:robot"}).training(toml(plan(algorithm="exact")))
+    upload, state = training.update(training.message, training.state, 0)
+    again, _ = training.update(training.message, training.state, 0)
     same(upload, again)
     assert state == ()
-    assert np.abs(upload - work.message).max() > 0
+    assert np.abs(upload - training.message).max() > 0
     theta = np.zeros((9, 4), np.float32)
     with pytest.raises(UserError, match="episodes"):
-        worker(fleet={"env": "robots:robot"}, limits={"episodes": 5}).work(toml(plan())).evaluate(theta, (), 0)
-    small = worker(fleet={"env": "robots:robot"}).work(toml(plan(evaluation={**MEASURE, "episodes": 200})))
+        worker(fleet={"env": "robots:robot"}, limits={"episodes": 5}).training(toml(plan())).evaluate(theta, (), 0)
+    small = worker(fleet={"env": "robots:robot"}).training(toml(plan(evaluation={**MEASURE, "episodes": 200})))
     measured = small.evaluate(theta, (), 3)
     true = float(pf.exact.expected_return(pf.gridworld(3).task(1), theta))
     assert measured.before["return"] == pytest.approx(true, abs=0.2)
@@ -287,27 +287,27 @@ def test_an_agent_may_sample_in_python():
     ("params", "limits", "why"),
     [
         ({"spoilt": "nan"}, {}, "not finite"),
-        ({"spoilt": "short"}, {}, "gave arrays"),
-        ({"pause": 0.02}, {"seconds": 0.01}, "time for one request is over"),
+        ({"spoilt": "short"}, {}, "got arrays"),
+        ({"pause": 0.02}, {"seconds": 0.01}, "time limit for one request is over"),
     ],
 )
-def test_a_sampler_that_fails_fails_the_round_in_one_sentence(params, limits, why):
-    work = worker(fleet={"env": "robots:robot", **params}, limits=limits).work(toml(plan()))
+def test_an_invalid_sampler_fails_the_round_with_one_sentence(params, limits, why):
+    training = worker(fleet={"env": "robots:robot", **params}, limits=limits).training(toml(plan()))
     with pytest.raises(UserError, match=why):
-        work.update(work.message, work.state, 0)
+        training.update(training.message, training.state, 0)
 
 
-def test_a_sampler_must_be_one():
-    with pytest.raises(UserError, match="must make a sampler"):
-        worker(fleet={"env": "robots:sampler_that_is_none"}).work(toml(plan()))
+def test_an_environment_that_takes_a_policy_must_return_a_sampler():
+    with pytest.raises(UserError, match="must return a sampler"):
+        worker(fleet={"env": "robots:sampler_that_is_none"}).training(toml(plan()))
 
 
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
-def question(work, kind="update", round_=0, run="r", generation=1, table=None, **fields) -> Frame:
+def question(training, kind="update", round_=0, run="r", generation=1, table=None, **fields) -> Frame:
     fields = {"run": run, "generation": str(generation), "round": str(round_), **fields}
-    return Frame(kind, {"plan": toml(table or plan(algorithm="shrink")), **fields}, named_leaves(work.message))
+    return Frame(kind, {"plan": toml(table or plan(algorithm="shrink")), **fields}, named_leaves(training.message))
 
 
 @pytest.fixture
@@ -315,73 +315,79 @@ def agent(tmp_path):
     return Agent(make_agent_config({"fleet": GRID}), 0, tmp_path / "own")
 
 
-def test_an_agent_that_restarts_goes_on_where_it_stood(agent, tmp_path):
-    work = agent.worker.work(toml(plan(algorithm="shrink")))
-    assert agent.answer(question(work, "prepare")).kind == "prepared"
-    state, expected = work.state, []
+def test_a_restarted_agent_continues_from_its_last_answer(agent, tmp_path):
+    training = agent.worker.training(toml(plan(algorithm="shrink")))
+    assert agent.answer(question(training, "prepare")).kind == "prepared"
+    state, expected = training.state, []
     for k in range(3):
-        upload, state = work.update(work.message, state, k)
+        upload, state = training.update(training.message, state, k)
         expected.append(upload)
-    first = agent.answer(question(work))
+    first = agent.answer(question(training))
     assert (first.kind, first.fields["trajectories"]) == ("upload", "32")
-    again = agent.answer(question(work))
+    again = agent.answer(question(training))
     assert again.fields["trajectories"] == "0"
     other = Agent(agent.worker.config, 0, tmp_path / "own")
-    second, third = (other.answer(question(work, round_=k, generation=2)) for k in (1, 2))
+    second, third = (other.answer(question(training, round_=k, generation=2)) for k in (1, 2))
     for frame, upload in zip((first, again, second, third), (expected[0], *expected), strict=False):
-        same(unnamed(work.message, dict(frame.tensors), "it"), upload)
-    outcomes = other.answer(question(work, "evaluate", round_=3, generation=2))
-    measured = work.evaluate(work.message, state, 3)
+        same(unnamed(training.message, dict(frame.tensors), "it"), upload)
+    outcomes = other.answer(question(training, "evaluate", round_=3, generation=2))
+    measured = training.evaluate(training.message, state, 3)
     assert outcomes.kind == "outcomes"
     assert {name: float(x) for name, x in outcomes.tensors.items()} == {
         "before.return": measured.before["return"],
         "after.return": measured.after["return"],
     }
-    own = other.answer(question(work, "personalize", generation=2, m="9", parameters="yes"))
-    params, _ = work.personalize(work.message, state, 9)
+    own = other.answer(question(training, "personalize", generation=2, m="9", parameters="yes"))
+    params, _ = training.personalize(training.message, state, 9)
     same(own.tensors["parameters.theta"], params)
     assert (tmp_path / "own" / "personal-r.safetensors").stat().st_mode & 0o777 == 0o600
-    own = other.answer(question(work, "personalize", generation=3, m="9"))
+    own = other.answer(question(training, "personalize", generation=3, m="9"))
     assert set(own.tensors) == {"before.return", "after.return"}
-    assert "stale" in other.answer(question(work, "personalize", m="9")).fields["message"]
+    assert "stale" in other.answer(question(training, "personalize", m="9")).fields["message"]
 
 
-def test_an_agent_says_what_is_wrong(agent, capfd, monkeypatch):
-    work = agent.worker.work(toml(plan(algorithm="shrink")))
-    good = question(work)
+def test_an_agent_answers_invalid_requests_with_an_error(agent, capfd, monkeypatch):
+    training = agent.worker.training(toml(plan(algorithm="shrink")))
+    good = question(training)
     theta = good.tensors["theta"]
     wrong = {
-        "unheard of": (Frame("hack"), "it was asked 'hack'"),
+        "unheard of": (Frame("hack"), "got 'hack'"),
         "no plan": (Frame("update", {"run": "r", "generation": "1", "round": "0"}), "needs the field 'plan'"),
-        "no number": (question(work, generation="-1"), "must be a whole number"),
-        "a run": (question(work, run="../x"), "run's id"),
+        "no number": (question(training, generation="-1"), "must be a whole number"),
+        "a run": (question(training, run="../x"), "run's id"),
         "no tensor": (Frame("update", good.fields, {}), "lacks tensor 'theta'"),
         "another": (Frame("update", good.fields, {"theta": theta, "x": theta}), "unknown tensor 'x'"),
-        "type": (Frame("update", good.fields, {"theta": theta.astype(float)}), r"float64\[9, 4\]; it must be float32"),
-        "shape": (Frame("update", good.fields, {"theta": theta[:2]}), r"float32\[2, 4\]"),
+        "type": (
+            Frame("update", good.fields, {"theta": theta.astype(float)}),
+            r"expected float32\[9, 4\], got float64\[9, 4\]",
+        ),
+        "shape": (Frame("update", good.fields, {"theta": theta[:2]}), r"got float32\[2, 4\]"),
         "nan": (Frame("update", good.fields, {"theta": theta * np.nan}), "not finite"),
-        "trust": (question(work, table=plan(curvature="evil:f")), "trust"),
+        "trust": (question(training, table=plan(curvature="evil:f")), "trust"),
     }
     for frame, why in wrong.values():
         with monkeypatch.context() as patch:
-            patch.setattr(type(work), "_timed", lambda *_: pytest.fail("something was computed"))
+            patch.setattr(type(training), "_timed", lambda *_: pytest.fail("something was computed"))
             reply = agent.answer(frame)
         assert reply.kind == "error"
         assert re.search(why, reply.fields["message"]), reply.fields["message"]
-    assert not list(agent.memory.folder.iterdir())
-    monkeypatch.setattr(type(work), "_timed", lambda *_: 1 / 0)
+    assert not list(agent.store.folder.iterdir())
+    monkeypatch.setattr(type(training), "_timed", lambda *_: 1 / 0)
     reply = agent.answer(good)
-    assert reply.fields["message"] == "the agent failed over 'update': ZeroDivisionError, see its log"
+    assert reply.fields["message"] == "the agent failed to process 'update': ZeroDivisionError, see its log"
     assert "Traceback" in capfd.readouterr().err
 
 
-def test_private_releases_are_counted_and_a_repeat_is_none(tmp_path):
+def test_private_uploads_are_counted_and_repeats_are_not(tmp_path):
     agent = Agent(make_agent_config({"fleet": GRID, "tell_outcomes": False}), 0, tmp_path / "own")
     table = plan(privacy={"clip": 0.1, "noise": 4.0})
-    ask = lambda k, kind="update": agent.answer(question(work, kind, k, table=table))  # noqa: E731
-    work = agent.worker.work(toml(table))
+
+    def ask(k, kind="update"):
+        return agent.answer(question(training, kind, k, table=table))
+
+    training = agent.worker.training(toml(table))
     first, again, second = ask(0), ask(0), ask(1)
     same(first.tensors["theta"], again.tensors["theta"])
     assert [frame.fields["privacy_releases"] for frame in (first, again, second)] == ["1", "1", "2"]
     assert float(second.fields["epsilon"]) > float(first.fields["epsilon"]) > 0
-    assert "does not tell" in ask(2, "evaluate").fields["message"]
+    assert "does not report outcomes" in ask(2, "evaluate").fields["message"]

@@ -1,4 +1,4 @@
-"""What knows of NVFlare, without running it: clocks, kits, jobs, the bridge, and every mistake in one sentence."""
+"""The NVFlare engine without its processes: polling intervals, kits, jobs, the bridge, and errors of one sentence."""
 
 import datetime
 import json
@@ -25,8 +25,8 @@ from nvflare.apis.signal import Signal
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
-from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, timeouts
-from perfedrl.federation.engine.admin_session import Unreachable
+from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, workflow
+from perfedrl.federation.engine.admin_session import ServerUnreachable
 from perfedrl.federation.engine.bridge import FRAME, REASON, SOCKET, AgentBridge
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.workflow import Rounds
@@ -42,11 +42,11 @@ def fleet(tmp_path_factory):
 
 
 class Tasks(wf_comm_server.WFCommServer):
-    """The engine's own communicator, with nothing to communicate."""
+    """NVFlare's communicator without a network."""
 
 
-def test_the_servers_clock_is_set_where_the_engine_reads_it(tmp_path, monkeypatch):
-    """The controller's own setting is dead in NVFlare 2.9; should a new version mend or move this, this test fails."""
+def test_the_servers_check_period_is_set_where_nvflare_reads_it(tmp_path, monkeypatch):
+    """The controller's own setting has no effect in NVFlare 2.9; this test fails if a new version changes that."""
     slept, communicator = [], Tasks()
     controller = Rounds(str(tmp_path), 1)
     controller.set_communicator(communicator)
@@ -59,31 +59,31 @@ def test_the_servers_clock_is_set_where_the_engine_reads_it(tmp_path, monkeypatc
 
     monkeypatch.setattr(wf_comm_server.time, "sleep", sleep)
     communicator.wait_for_task(task, Signal())
-    assert slept == [0.2] * 3, "the controller's task_check_period works now: timeouts.hasten is not needed any more"
-    timeouts.hasten(communicator)
+    assert slept == [0.2] * 3, "the controller's task_check_period works now: set_check_period is not needed any more"
+    workflow.set_check_period(communicator)
     task.completion_status, slept[:] = None, []
     communicator.wait_for_task(task, Signal())
-    assert slept == [timeouts.CHECK_PERIOD] * 3
-    with pytest.raises(UserError, match=r"made for NVFlare 2\.9"):
-        timeouts.hasten(object())
+    assert slept == [workflow.CHECK_PERIOD] * 3
+    with pytest.raises(UserError, match=r"needs NVFlare 2\.9"):
+        workflow.set_check_period(object())
     assert nvflare.__version__.startswith("2.9.")
 
 
-def test_a_job_sets_the_agents_clock_and_carries_no_code(tmp_path):
+def test_a_job_sets_the_agents_polling_interval_and_contains_no_code(tmp_path):
     folder = jobs.write_job(tmp_path / "job", tmp_path / "run", 7, ["agent-0", "agent-2"], 30.0)
     meta, server, client = (
         json.loads((folder / name).read_text())
         for name in ("meta.json", "app/config/config_fed_server.json", "app/config/config_fed_client.json")
     )
     assert meta["deploy_map"] == {"app": ["server", "agent-0", "agent-2"]}
-    assert server["server"]["task_request_interval"] == timeouts.REQUEST_INTERVAL
+    assert server["server"]["task_request_interval"] == jobs.REQUEST_INTERVAL
     assert server["workflows"][0]["args"] == {"control": str(tmp_path / "run"), "generation": 7}
     assert client["executors"][0]["executor"] == {"path": provision.BRIDGE, "args": {"seconds": 30.0}}
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json"}
 
 
 @pytest.mark.parametrize("module", ["bridge", "service"])
-def test_what_runs_beside_an_agent_loads_neither_jax_nor_an_environment(module):
+def test_the_bridge_and_the_service_import_neither_jax_nor_environments(module):
     command = "from perfedrl.cli import application; application('federation')"
     code = f"{command}; import perfedrl.federation.engine.{module}, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -91,11 +91,14 @@ def test_what_runs_beside_an_agent_loads_neither_jax_nor_an_environment(module):
     assert not {"jax", "jaxlib", "equinox", "optax", "perfedrl.envs", "perfedrl.algorithms"} & set(loaded)
 
 
-def test_a_dead_daemon_is_an_execution_error_and_no_exception(tmp_path, monkeypatch):
+def test_a_dead_daemon_is_a_failed_task_and_not_an_exception(tmp_path, monkeypatch):
     task = Shareable()
     task[FRAME] = b"x"
-    bridge = AgentBridge(1.0)
-    ask = lambda kind="update": bridge.execute(kind, task, FLContext(), Signal())  # noqa: E731
+    bridge = AgentBridge(60.0)
+
+    def ask(kind="update"):
+        return bridge.execute(kind, task, FLContext(), Signal())
+
     monkeypatch.delenv(SOCKET, raising=False)
     assert "perfedrl federation join" in ask()[REASON]
     monkeypatch.setenv(SOCKET, str(tmp_path / "nobody.sock"))
@@ -107,8 +110,8 @@ def test_a_dead_daemon_is_an_execution_error_and_no_exception(tmp_path, monkeypa
     assert "does not know" in ask()[REASON]
 
 
-def test_a_fleet_is_made_whole_private_and_within_its_folder(fleet):
-    assert fleet.about.agents == ("agent-0", "agent-1", "agent-2")
+def test_a_new_fleet_is_private_and_within_its_folder(fleet):
+    assert fleet.info.agents == ("agent-0", "agent-1", "agent-2")
     assert stat.S_IMODE(fleet.folder.stat().st_mode) == 0o700
     for key in fleet.folder.rglob("*.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
@@ -121,42 +124,42 @@ def test_a_fleet_is_made_whole_private_and_within_its_folder(fleet):
         rights = json.loads((local / "authorization.json").read_text())["permissions"]["project_admin"]
         assert rights["byoc"] == rights["shell_commands"] == "none"
     kit = Kit(fleet.kit("agent-1"))
-    assert (kit.about.number, kit.about.agent, kit.about.fleet) == (1, "agent-1", fleet.about.fleet)
+    assert (kit.info.number, kit.info.agent, kit.info.fleet) == (1, "agent-1", fleet.info.fleet)
     processes.check_kit(kit.folder, kit.authority, kit.certificate)
 
 
-def test_a_kit_that_was_changed_is_refused(tmp_path):
+def test_a_changed_kit_is_rejected(tmp_path):
     provision.init(tmp_path / "fleet", 1)
     kit = Kit(FleetFolder(tmp_path / "fleet").kit("agent-0"))
     path = kit.folder / "local" / "resources.json"
     path.write_text(path.read_text().replace("AgentBridge", "Agent" + "Bridge "))
-    with pytest.raises(UserError, match="not as it was signed"):
+    with pytest.raises(UserError, match="does not match its signature"):
         processes.check_kit(kit.folder, kit.authority, kit.certificate)
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--agents", "0"), "1 to 10000 agents"),
+        (("--agents", "0"), "expected 1 to 10000 agents, got 0"),
         (("--agents", "2", "--port", "0"), "port must be"),
-        (("--agents", "2", "--host", "two words"), "no host name"),
+        (("--agents", "2", "--host", "two words"), "host name as the agents' machines know it, got 'two words'"),
     ],
 )
-def test_init_refuses_what_no_fleet_is(run, tmp_path, options, why):
+def test_init_rejects_invalid_settings(run, tmp_path, options, why):
     code, _, said = run("federation", "init", "new", *options)
     assert code == 2
     assert why in said
     assert not list(tmp_path.iterdir())
 
 
-def test_init_does_not_touch_what_is_there(run, fleet):
+def test_init_does_not_touch_an_existing_fleet(run, fleet):
     code, _, said = run("federation", "init", fleet.folder, "--agents", "2")
     assert code == 2
     assert "not empty" in said
 
 
 @pytest.mark.parametrize("command", ["server", "status", "stop", "train", "revoke", "join"])
-def test_a_folder_that_is_no_fleet(run, tmp_path, command):
+def test_commands_reject_a_folder_without_a_fleet(run, tmp_path, command):
     (tmp_path / "agent.toml").write_text("")
     more = {"train": ["c.toml"], "revoke": ["agent-0"], "join": ["--agent-config", "agent.toml"]}
     code, _, said = run("federation", command, tmp_path, *more.get(command, []))
@@ -164,14 +167,14 @@ def test_a_folder_that_is_no_fleet(run, tmp_path, command):
     assert "perfedrl federation init" in said
 
 
-def test_without_the_engine_it_says_how_to_install_it(run, monkeypatch):
+def test_without_nvflare_the_error_says_how_to_install_it(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvflare", None)
     code, _, said = run("federation", "demo")
     assert code == 2
     assert 'pip install "perfedrl[federation]"' in said
 
 
-def test_a_port_in_use(run, tmp_path):
+def test_a_port_in_use_is_an_error(run, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         provision.init(tmp_path / "fleet", 1, port=port)
@@ -196,7 +199,7 @@ def certificate(path, begin, end):
     return path
 
 
-def test_an_expired_certificate_and_a_clock_that_is_behind(tmp_path):
+def test_expired_and_future_certificates_are_rejected(tmp_path):
     processes.check_clock(certificate(tmp_path / "fine.crt", -1, 1))
     with pytest.raises(UserError, match=r"old\.crt expired on .*: ask for a new kit"):
         processes.check_clock(certificate(tmp_path / "old.crt", -2, -1))
@@ -231,10 +234,10 @@ class Server(threading.Thread):
         ("127.0.0.1", "own", "own", "not for the address '127.0.0.1'"),
         ("localhost", "old", "old", "certificate has expired"),
         ("localhost", "new", "new", "not valid yet"),
-        ("localhost", "other", "own", "of another fleet"),
+        ("localhost", "other", "own", "belongs to another fleet"),
     ],
 )
-def test_a_server_that_is_not_the_kits(fleet, tmp_path, host, cert, trusted, why):
+def test_only_the_kits_own_server_is_accepted(fleet, tmp_path, host, cert, trusted, why):
     own = fleet.server / "startup"
     made = {
         "own": (own / "server.crt", own / "server.key"),
@@ -243,7 +246,7 @@ def test_a_server_that_is_not_the_kits(fleet, tmp_path, host, cert, trusted, why
         "other": (certificate(tmp_path / "other.crt", -1, 1), tmp_path / "other.key"),
     }
     server, kit = Server(*made[cert]), Kit(fleet.kit("agent-0"))
-    kit.about = replace(kit.about, host=host, port=server.port)
+    kit.info = replace(kit.info, host=host, port=server.port)
     if trusted != "own":  # as if the fleet's authority had signed it
         kit.__class__ = type("Trusting", (Kit,), {"authority": made[trusted][0]})
     if why is None:
@@ -251,33 +254,33 @@ def test_a_server_that_is_not_the_kits(fleet, tmp_path, host, cert, trusted, why
     else:
         with pytest.raises(UserError, match=why):
             processes.check_server(kit)
-    server.join(5)
-    kit.about = replace(kit.about, port=server.port)
+    server.join(60)
+    kit.info = replace(kit.info, port=server.port)
     assert why or not processes.check_server(kit), "nobody listens any more"
 
 
-def test_a_host_that_nobody_knows(fleet):
+def test_an_unknown_host_is_an_error(fleet):
     kit = Kit(fleet.kit("agent-0"))
-    kit.about = replace(kit.about, host="no-such-host.invalid")
-    with pytest.raises(UserError, match="is not known on this machine"):
+    kit.info = replace(kit.info, host="no-such-host.invalid")
+    with pytest.raises(UserError, match="cannot be resolved on this machine"):
         processes.check_server(kit)
 
 
-def test_a_config_that_needs_more_agents_than_there_are(run, fleet, tmp_path):
+def test_a_config_that_needs_too_many_agents_is_rejected(run, fleet, tmp_path):
     wanted = real_fleet.config(fleet={"env": "random-mdps", "agents": 4})
     (tmp_path / "c.toml").write_text(wanted.to_toml())
     code, _, said = run("federation", "train", fleet.folder, "c.toml")
     assert code == 2
-    assert "the config needs 4 agents, and the fleet in" in said
+    assert "the config needs 4 agents, but the fleet in" in said
     assert "has 3" in said
     (tmp_path / "c.toml").write_text(real_fleet.config().to_toml())
     code, _, said = run("federation", "train", fleet.folder, "c.toml", "--min-agents", "5")
     assert code == 2
-    assert "5 agents are needed in every round, and the config has 3" in said
+    assert "every round needs 5 agents, but the config has 3" in said
 
 
 @pytest.mark.parametrize("term", ["min_agents", "deadline", "patience", "factor", "strikes"])
-def test_terms_that_make_no_sense(term):
+def test_invalid_terms_are_rejected(term):
     with pytest.raises(UserError, match=term):
         Terms(**{"min_agents": 2, term: 0})
     with pytest.raises(UserError, match="factor"):
@@ -286,7 +289,7 @@ def test_terms_that_make_no_sense(term):
         Terms(2, personalize=-1)
 
 
-def test_what_is_trained_over_a_network(tmp_path):
+def test_the_networked_config_has_one_seed_and_no_held_out_settings(tmp_path):
     wanted = networked(load_config("configs/arc.toml"), 3)
     assert wanted.seeds == (3,)
     assert wanted.parts.evaluation.few_shot == ()
@@ -297,17 +300,17 @@ def test_what_is_trained_over_a_network(tmp_path):
         networked(alone)
 
 
-def test_a_run_is_taken_up_again_or_begun_anew(fleet):
+def test_an_unfinished_run_is_continued_or_restarted(fleet):
     first = supervisor.prepare(fleet, real_fleet.config("again"), Terms(2))
-    run = first.plan().run
-    first.checkpoint.write_bytes(b"half done")
-    assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3)).plan().run == run
-    assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3), restart=True).plan().run != run
+    run = first.spec().run
+    first.checkpoint_path.write_bytes(b"half done")
+    assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3)).spec().run == run
+    assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3), restart=True).spec().run != run
     assert supervisor.finished(fleet, real_fleet.config("again")) is None
 
 
 class Stub:
-    """A server on which everybody is connected, and that dies when it matters."""
+    """A connection to a server with all agents connected, which dies when a job is aborted."""
 
     def __init__(self, *args, **kwargs):
         self.closed = False
@@ -322,51 +325,51 @@ class Stub:
         return "job"
 
     def abort(self, job):
-        raise Unreachable("it is gone")
+        raise ServerUnreachable("it is gone")
 
     def close(self):
         self.closed = True
 
 
-def test_ctrl_c_is_obeyed_whatever_the_server_says(fleet, monkeypatch):
+def test_ctrl_c_stops_training_even_if_the_server_is_gone(fleet, monkeypatch):
     monkeypatch.setattr(supervisor, "Operator", Stub)
 
     def look(view):
         if view.doing == "training":
             raise KeyboardInterrupt
 
-    control = supervisor.prepare(fleet, real_fleet.config("interrupted"), Terms(3))
+    run_folder = supervisor.prepare(fleet, real_fleet.config("interrupted"), Terms(3))
     with pytest.raises(KeyboardInterrupt):
-        supervisor.Supervisor(fleet, control, 1.0, look).run()
-    assert control.generation() == 2, "the job that was left behind is not shut out"
+        supervisor.Supervisor(fleet, run_folder, 1.0, look).run()
+    assert run_folder.generation() == 2, "the abandoned job is not stale"
 
 
-def test_one_training_at_a_time(fleet):
-    control = supervisor.prepare(fleet, real_fleet.config("twice"), Terms(3))
+def test_two_trainings_of_a_fleet_cannot_run_at_once(fleet):
+    run_folder = supervisor.prepare(fleet, real_fleet.config("twice"), Terms(3))
     with (
-        service.running(fleet.folder / "control"),
+        service.exclusive_service(fleet.folder / "control"),
         pytest.raises(UserError, match="a training of this fleet is running already"),
     ):
-        supervisor.Supervisor(fleet, control, 1.0).run()
+        supervisor.Supervisor(fleet, run_folder, 1.0).run()
 
 
-def test_an_agent_that_never_stays_is_taken_in_more_and_more_rarely(fleet, monkeypatch):
-    control = supervisor.prepare(fleet, real_fleet.config("restless"), Terms(3))
-    watching, now, times = supervisor.Supervisor(fleet, control, 1.0), [0.0], []
+def test_the_interval_of_readmission_doubles(fleet, monkeypatch):
+    run_folder = supervisor.prepare(fleet, real_fleet.config("restless"), Terms(3))
+    watching, now, times = supervisor.Supervisor(fleet, run_folder, 1.0), [0.0], []
     monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
     for second in range(0, 1000, 10):
         now[0] = float(second)
-        times += [second] if watching._taking_in({"agent-1"}) else []
+        times += [second] if watching._to_readmit({"agent-1"}) else []
     assert times == [0, 70, 200, 450, 940]
 
 
-def test_revoking_nobody_and_joining_without_a_config(run, fleet):
+def test_unknown_agents_and_missing_agent_configs_are_errors(run, fleet):
     code, _, said = run("federation", "revoke", fleet.folder, "agent-7")
     assert code == 2
     assert "no agent 'agent-7'" in said
     code, _, said = run("federation", "join", fleet.kit("agent-0"), "--agent-config", "none.toml")
     assert code == 2
-    assert "there is no agent's config none.toml" in said
+    assert "there is no agent config none.toml" in said
     code, _, said = run("federation", "join", fleet.kit("agent-0"))
     assert code == 2
     assert "--agent-config FILE, or --env NAME" in said

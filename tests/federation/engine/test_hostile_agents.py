@@ -1,4 +1,4 @@
-"""A fleet over a network among strangers: who gets in, and what their uploads can do. Real processes, real TLS."""
+"""Hostile agents in a real fleet over TLS: bad uploads, foreign certificates, revoked kits."""
 
 import socket
 import ssl
@@ -18,7 +18,7 @@ from perfedrl.federation.engine.admin_session import Operator
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
-from perfedrl.federation.restarting_process import Keeper
+from perfedrl.federation.restarting_process import RestartingProcess
 from perfedrl.simulation.simulator import Simulation
 
 pytestmark = pytest.mark.network
@@ -27,14 +27,17 @@ PATIENT = """
 import perfedrl.federation.frames as frames
 frames.LIMIT = 2**33
 """
-"""A rogue machine's own bridge, which would pass on anything."""
+"""A modified bridge on the hostile machine, without a size limit."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Three agents, of which the last is a rogue."""
+    """Three agents, of which the last sends bad uploads."""
     folder = tmp_path_factory.mktemp("hostile")
-    with real_fleet.live(folder, joining=("agent-0", "agent-1")) as fleet, rogue_agent(fleet, "agent-2", folder):
+    with (
+        real_fleet.running_fleet(folder, joining=("agent-0", "agent-1")) as fleet,
+        rogue_agent(fleet, "agent-2", folder),
+    ):
         yield fleet
 
 
@@ -47,7 +50,7 @@ def rogue_agent(fleet, name, folder):
     listening = kit.socket
     kit.socket = kit.state / "real.sock"
     daemon = daemon_process(kit, folder / "agent.toml", None).start()
-    liar = Keeper(
+    liar = RestartingProcess(
         [sys.executable, lying_agent.__file__, str(kit.socket), str(listening)],
         folder / "rogue.log",
         environment(),
@@ -60,8 +63,8 @@ def rogue_agent(fleet, name, folder):
     try:
         yield
     finally:
-        for keeper in (client, liar, daemon):
-            keeper.stop()
+        for process in (client, liar, daemon):
+            process.stop()
 
 
 def honest_only(wanted, agents):
@@ -73,40 +76,40 @@ def honest_only(wanted, agents):
     return jax.tree.map(lambda x: x[0], state.server.message)
 
 
-def test_every_bad_upload_is_refused_named_and_without_effect(fleet):
-    ways = list(lying_agent.WAYS)
+def test_every_bad_upload_is_rejected_and_has_no_effect(fleet):
+    ways = list(lying_agent.MANIPULATIONS)
     wanted = real_fleet.config("hostile", len(ways))
-    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=100, deadline=40.0)
+    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=100, deadline=120.0)
     np.testing.assert_array_equal(run.message[0], honest_only(wanted, 2))
     refused = {event["round"]: event for event in events if event["event"] == "refused"}
     assert {event["agent"] for event in refused.values()} == {"agent-2"}
     for k, way in enumerate(ways[:-1]):
-        assert lying_agent.SAID[way] in refused[k]["reason"], (way, refused[k])
-    # The engine takes no gigabyte from anybody, so that it never reaches the gate: the agent did not answer.
+        assert lying_agent.REASONS[way] in refused[k]["reason"], (way, refused[k])
+    # NVFlare drops a gigabyte before it reaches the gate: the agent did not answer.
     named = [(event["event"], event["round"]) for event in events if event.get("agent") == "agent-2"]
     assert ("silent", len(ways) - 1) in named
     assert f"Blob size {lying_agent.GIGABYTE // 10**6}" in server_log(fleet)
 
 
-def test_three_bad_uploads_in_a_row_are_a_quarantine(fleet):
+def test_three_bad_uploads_in_a_row_lead_to_quarantine(fleet):
     wanted = real_fleet.config("quarantine", 6)
-    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=3, deadline=40.0)
+    run, events = real_fleet.train(fleet, wanted, min_agents=2, strikes=3, deadline=120.0)
     assert [(e["agent"], e["round"]) for e in events if e["event"] == "quarantined"] == [("agent-2", 2)]
     assert not [e for e in events if e["event"] == "refused" and e["round"] > 2]
     np.testing.assert_array_equal(run.message[0], honest_only(wanted, 2))
 
 
 def tls(fleet, authority, certificate=None):
-    """What a stranger gets of the server."""
+    """The first bytes that the server sends over TLS with some certificate; empty if it rejects the connection."""
     context = ssl.create_default_context(cafile=str(authority))
     context.set_alpn_protocols(["h2"])
     if certificate:
         context.load_cert_chain(*map(str, certificate))
-    plain = socket.create_connection(("localhost", fleet.about.port), 5)
+    plain = socket.create_connection(("localhost", fleet.info.port), 60)
     try:
         with context.wrap_socket(plain, server_hostname="localhost") as secure:
             secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            secure.settimeout(5)
+            secure.settimeout(60)
             return secure.recv(1000)
     except (ssl.SSLError, ConnectionError):
         return b""
@@ -114,14 +117,14 @@ def tls(fleet, authority, certificate=None):
         plain.close()
 
 
-def test_without_a_certificate_of_the_fleet_there_is_nothing(fleet, tmp_path):
+def test_connections_without_a_certificate_of_the_fleet_are_rejected(fleet, tmp_path):
     kit = Kit(fleet.kit("agent-0"))
-    assert tls(fleet, kit.authority, (kit.certificate, kit.key)), "the kit's own certificate must open the door"
+    assert tls(fleet, kit.authority, (kit.certificate, kit.key)), "the kit's own certificate was rejected"
     assert tls(fleet, kit.authority) == b""
-    init(tmp_path / "other", 1, port=fleet.about.port)
+    init(tmp_path / "other", 1, port=fleet.info.port)
     other = Kit(FleetFolder(tmp_path / "other").kit("agent-0"))
     assert tls(fleet, kit.authority, (other.certificate, other.key)) == b""
-    with pytest.raises(UserError, match="of another fleet"):
+    with pytest.raises(UserError, match="belongs to another fleet"):
         check_server(other)
 
 
@@ -133,45 +136,46 @@ def connected(fleet):
         operator.close()
 
 
-def test_a_kit_cannot_be_another_agent(fleet, tmp_path):
+def test_a_kit_cannot_act_as_another_agent(fleet, tmp_path):
     thief = Kit(fleet.kit("agent-1"))
-    keeper = client_process(thief)
-    keeper.command = [word.replace("uid=agent-1", "uid=agent-0") for word in keeper.command]
-    keeper.log = tmp_path / "thief.log"
-    keeper.start()
+    process = client_process(thief)
+    process.command = [word.replace("uid=agent-1", "uid=agent-0") for word in process.command]
+    process.log = tmp_path / "thief.log"
+    process.start()
     try:
         wait_until(lambda: "authenticated as 'agent-1' but claimed endpoint 'agent-0'" in server_log(fleet))
     finally:
-        keeper.stop()
-    assert "Successfully registered" not in keeper.log.read_text()
+        process.stop()
+    assert "Successfully registered" not in process.log.read_text()
 
 
-def test_a_revoked_kit_gets_nothing(fleet, run, tmp_path):
+def test_a_revoked_kit_cannot_connect(fleet, run, tmp_path):
     wait_until(lambda: {"agent-0", "agent-1"} <= connected(fleet))
     code, _, said = run("federation", "revoke", fleet.folder, "agent-1")
     assert code == 0, said
-    wait_until(lambda: "agent-1" not in connected(fleet), 60)
+    wait_until(lambda: "agent-1" not in connected(fleet))
     real_fleet.kill("nvflare.private", fleet.kit("agent-1"), "client_train")
-    wait_until(lambda: "Reject disabled client registration: agent-1" in server_log(fleet), 60)
+    wait_until(lambda: "Reject disabled client registration: agent-1" in server_log(fleet))
     assert "agent-1" not in connected(fleet)
     code, _, said = run("federation", "revoke", fleet.folder, "agent-1", "--undo")
     assert code == 0, said
     real_fleet.kill("nvflare.private", fleet.kit("agent-1"), "client_train")
-    wait_until(lambda: "agent-1" in connected(fleet), 60)
+    wait_until(lambda: "agent-1" in connected(fleet))
 
 
 def server_log(fleet):
     return (fleet.server / "server.log").read_text(errors="replace")
 
 
-def wait_until(condition, seconds=40.0):
+def wait_until(condition, seconds=180.0):
+    """Wait for a condition, with a limit that a loaded machine meets."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.5)
 
 
-def test_a_second_join_and_a_second_server_are_refused(fleet, run):
+def test_a_second_join_and_a_second_server_are_rejected(fleet, run):
     config = fleet.folder.parent / "agent.toml"
     for command in (("join", fleet.kit("agent-0"), "--agent-config", config), ("server", fleet.folder)):
         code, _, said = run("federation", *command)

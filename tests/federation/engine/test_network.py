@@ -1,4 +1,4 @@
-"""A fleet over a network: the numbers of the simulator, through crashes of every part. Real processes, real TLS."""
+"""Real fleets over TLS: the simulator's bits, through crashes of every process."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import real_fleet
 
 from perfedrl.experiments.training import train as simulate
-from perfedrl.federation.agent.answer_store import Memory
+from perfedrl.federation.agent.answer_store import AnswerStore
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine.fleet_folder import Kit
 from perfedrl.federation.frames import Frame
@@ -22,7 +22,7 @@ ALGORITHMS = {
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    with real_fleet.live(tmp_path_factory.mktemp("live")) as fleet:
+    with real_fleet.running_fleet(tmp_path_factory.mktemp("live")) as fleet:
         yield fleet
 
 
@@ -47,7 +47,7 @@ def test_a_networked_run_has_the_simulators_bits(fleet, name, tmp_path):
     same_bits(run, wanted, tmp_path)
 
 
-def test_an_agents_bridge_is_thin(fleet):
+def test_an_agents_bridge_does_not_load_jax(fleet):
     for process in real_fleet.processes("nvflare.private", fleet.kit("agent-0")):
         with open(f"/proc/{process.pid}/maps") as maps:
             assert "jaxlib" not in maps.read(), "NVFlare's client has loaded JAX"
@@ -64,7 +64,7 @@ def test_a_finished_run_is_shown_and_not_trained_again(fleet, run, tmp_path):
     assert "finished, round 5 of 5, 3 in, objective" in shown
 
 
-def test_a_daemon_that_is_killed_costs_its_own_rounds_only(fleet):
+def test_a_killed_daemon_misses_only_its_own_rounds(fleet):
     wanted = real_fleet.slow(40, real_fleet.STATEFUL)
     training = real_fleet.Training(fleet, wanted, min_agents=2, deadline=30.0)
     training.until(5)
@@ -76,21 +76,21 @@ def test_a_daemon_that_is_killed_costs_its_own_rounds_only(fleet):
     assert without
     assert min(without) <= 8
     assert all({"agent-0", "agent-2"} <= set(event["agents"]) for event in rounds.values())
-    assert "agent-1" in rounds[39]["agents"], "the agent is not back"
+    assert "agent-1" in rounds[39]["agents"], "the agent did not rejoin"
     times = [event["time"] for event in rounds.values()]
     assert max(np.diff(times)) < 15, "a round waited for the dead agent"
     assert [event["agent"] for event in events if event["event"] == "failure"] == ["agent-1"]
-    health = call(Kit(fleet.kit("agent-1")).socket, Frame("health"), timeout=10.0)
+    health = call(Kit(fleet.kit("agent-1")).socket, Frame("health"), timeout=60.0)
     assert int(health.fields["pid"]) != dead
     assert np.isfinite(run.history.after[:, -1]).all()
-    kept = Memory(Kit(fleet.kit("agent-1")).state, 1).known(run.provenance["federation"]["run"])
+    kept = AnswerStore(Kit(fleet.kit("agent-1")).state, 1).stored(run.provenance["federation"]["run"])
     assert kept.round == 39
     assert kept.after, "this algorithm's agents have a personal state"
     assert any(not np.array_equal(kept.after[name], x) for name, x in kept.before.items())
 
 
 @pytest.mark.parametrize("words", [("worker_process",), ("client_train",)], ids=["job process", "client"])
-def test_a_bridge_that_is_killed_comes_back_by_itself(fleet, words, tmp_path):
+def test_a_killed_bridge_is_restarted(fleet, words, tmp_path):
     wanted = real_fleet.slow(25, curvature="score", baseline="none" if words[0] == "client_train" else "leave-one-out")
     training = real_fleet.Training(fleet, wanted, deadline=20.0, patience=300.0)
     training.until(5)
@@ -101,24 +101,24 @@ def test_a_bridge_that_is_killed_comes_back_by_itself(fleet, words, tmp_path):
     same_bits(run, wanted, tmp_path)  # every agent took part in every round
 
 
-def test_a_server_that_is_killed_ten_times_counts_every_round_once(fleet, tmp_path):
+def test_a_server_killed_ten_times_counts_every_round_once(fleet, tmp_path):
     wanted = real_fleet.slow(60, evaluation={"name": "exact"}, curvature="causal", entropy=0.01)
     training = real_fleet.Training(fleet, wanted, deadline=30.0, patience=300.0)
     for i in range(10):
-        training.until(5 * i + 2, 180.0)
+        training.until(5 * i + 2)
         if i % 2:  # between rounds: a checkpoint was just written; else during one
             training.until_a_round_ends()
         assert real_fleet.kill_server(fleet) >= 2
-    run, events = training.result(400.0)
-    counted = rounds_in(events)  # a kill between a checkpoint and its line in the log costs the line
+    run, events = training.result()
+    counted = rounds_in(events)  # a kill between a checkpoint and its log line loses the line
     assert len(set(counted)) == len(counted) >= 50
     assert set(counted) <= set(range(60))
     assert sum(event["event"] == "submitted" for event in events) >= 11
     same_bits(run, wanted, tmp_path)
 
 
-def test_the_demonstration_tells_what_happened(run):
+def test_the_demonstration_reports_the_killed_agent(run):
     code, shown, said = run("federation", "demo")
     assert code == 0, said
-    for word in ("150 rounds over mutual TLS", "agent-1 was killed", "it was back by itself", "agent-2 personalized"):
+    for word in ("150 rounds over mutual TLS", "agent-1 was killed", "it rejoined by itself", "agent-2 personalized"):
         assert word in shown, shown

@@ -1,4 +1,4 @@
-"""The folder of a networked run: what is read is never torn, and what was replaced stays shut out."""
+"""The folder of a networked run: files are replaced atomically, and stale jobs stay locked out."""
 
 import json
 import threading
@@ -6,41 +6,44 @@ import time
 
 import pytest
 
-from perfedrl.federation.server.run_folder import Control, Stale
+from perfedrl.federation.server.run_folder import RunFolder, StaleJob
 
 
-def test_what_is_shown_is_json_that_a_reader_never_finds_torn(tmp_path):
-    control, stop = Control(tmp_path), threading.Event()
+def test_readers_see_whole_files_and_whole_log_lines(tmp_path):
+    folder, stop = RunFolder(tmp_path), threading.Event()
 
     def write():
         k = 0
         while not stop.is_set():
-            control.show({"round": k, "more": "x" * 10_000})
+            folder.write_progress({"round": k, "more": "x" * 10_000})
             k += 1
 
     writer = threading.Thread(target=write)
     writer.start()
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        assert set(control.progress()) in (set(), {"round", "more"})
+    end, seen = time.monotonic() + 60.0, set()
+    while len(seen) < 100:
+        progress = folder.progress()
+        assert set(progress) in (set(), {"round", "more"})
+        seen.add(progress.get("round"))
+        assert time.monotonic() < end, "nothing was written"
     stop.set()
     writer.join()
-    control.say("one", reason='é\n"')
+    folder.log("one", reason='é\n"')
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"event": "to')
-    assert [event["event"] for event in control.events()] == ["one"]
-    _, since = control.news(0)
-    control.say("two")
-    assert [event["event"] for event in control.events()] == ["one", "two"], "a torn line swallowed the next"
-    assert [event["event"] for event in control.news(since)[0]] == ["two"]
+    assert [event["event"] for event in folder.events()] == ["one"]
+    _, since = folder.events_since(0)
+    folder.log("two")
+    assert [event["event"] for event in folder.events()] == ["one", "two"], "an incomplete line hid the next one"
+    assert [event["event"] for event in folder.events_since(since)[0]] == ["two"]
     assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[0])["reason"] == 'é\n"'
 
 
-def test_beginning_again_does_not_let_old_jobs_in(tmp_path):
-    control = Control(tmp_path)
-    control.say("start")
-    old = control.next_generation()
-    control.clear()
-    with pytest.raises(Stale), control.writing(old):
+def test_a_cleared_run_keeps_old_jobs_out(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log("start")
+    old = folder.next_generation()
+    folder.clear()
+    with pytest.raises(StaleJob), folder.writing(old):
         pass
-    assert sorted(path.name for path in control.folder.iterdir()) == ["fence.json", "lock"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ["fence.json", "lock"]

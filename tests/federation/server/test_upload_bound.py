@@ -1,4 +1,4 @@
-"""How far an honest upload can be: Lemma 4 over simulated runs, and where nothing is proven."""
+"""The bound on honest uploads: Lemma 4 over simulated runs, and None where nothing is proven."""
 
 from functools import cache
 
@@ -29,7 +29,7 @@ def config(fleet=GRID, policy="table", algorithm=PER_FEDAVG, **more):
 
 
 def honest_rounds(config, rounds):
-    """What each round broadcasts, and what every agent of the simulated fleet uploads."""
+    """The message of each round and the uploads of all agents of the simulated fleet."""
     parts = config.parts
     algorithm, tasks = parts.algorithm, parts.fleet.train
     server, first = algorithm.init(parts.policy.init(jax.random.key(0)))
@@ -63,7 +63,7 @@ CASES = {
     "clipped": (config(ARMS, LINEAR, PER_FEDAVG | CLIPPED, **PAPER), 6, 0.99),
     "arc": (config(ARC, "mlp", NEURAL), 12, None),
 }
-"""Configs, rounds, and a share of the bound that honest uploads reach."""
+"""Configs, rounds, and a fraction of the bound that some honest upload exceeds."""
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "arc"])
@@ -106,7 +106,7 @@ def test_the_bound_is_lemma_4s():
     ],
     ids=str,
 )
-def test_where_nothing_is_proven_there_is_no_bound(unproven):
+def test_there_is_no_bound_where_nothing_is_proven(unproven):
     assert hard_bound(config(**{**PAPER, **unproven})) is None
 
 
@@ -126,7 +126,7 @@ def scaled(upload, message, factor=1e6):
 
 
 @pytest.mark.parametrize("case", ["arc", "first-order"])
-def test_no_honest_upload_is_refused_as_unusual_and_a_scaled_one_is(case):
+def test_honest_uploads_pass_and_scaled_ones_are_rejected(case):
     """Heterogeneous agents from the first round on; the attacker joins in the second."""
     honest, attacked = Gate(None), Gate(None)
     for k, (message, uploads) in enumerate(simulated(case)):
@@ -144,7 +144,7 @@ def test_a_scaled_upload_is_beyond_the_first_order_bound():
     assert gate.judge(Expected("run-1", 2, 7, message), lie).refused.keys() == {"site-0"}
 
 
-def test_an_absurd_upload_within_a_loose_bound_is_refused_all_the_same():
+def test_an_absurd_upload_within_a_loose_bound_is_rejected():
     bound = hard_bound(CASES["exact"][0])
     message, honest = simulated("exact")[0]
     far = max(honest, key=lambda upload: displacement(upload, message))

@@ -1,1 +1,1 @@
-"""The agent's side of a federation."""
+"""One agent of a federation: its settings, its daemon, its computation, and the answers it stores."""

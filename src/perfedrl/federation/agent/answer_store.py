@@ -1,7 +1,7 @@
-"""What an agent remembers of a run, on its own disk: which round it answered with what, and its personal state.
+"""An agent's store on disk: for each run the last answer, and the agent's personal state before and after it.
 
-So that a question that is asked again, by a network or a server that was interrupted, gets the same answer without
-another trajectory, and an agent that was interrupted goes on where it stood.
+A question that is repeated after an interruption gets the same answer without new trajectories, and a restarted agent
+continues from its last answer.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from perfedrl.registry import abbreviated
 FORMAT = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 NEVER = -1
-"""The last answered round of a run in which none was."""
+"""The last answered round of a run before the first answer."""
 PARTS, COUNTS = ("upload", "before", "after"), ("number", "generation", "round", "releases")
 KIND, MOST_BYTES = "memory", 4 * LIMIT
 MOST_ROUNDS = 2**30
-"""Rounds stay below it, and so below what else is folded into an agent's key."""
+"""Rounds are smaller, and so differ from the other numbers that are folded into an agent's key."""
 
 Tensors = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Record:
-    """The last answer of a run, and the agent's state before and after it."""
+class StoredAnswer:
+    """The last answer in a run, and the agent's state before and after it."""
 
     number: int
     generation: int
@@ -47,15 +47,15 @@ class Record:
 
 @dataclass(frozen=True)
 class Answer:
-    """An upload, whether it was computed for this question, and how many there were that needed noise."""
+    """An upload, whether it is newly computed, and the number of noised uploads so far."""
 
     upload: Tensors
     fresh: bool
     releases: int
 
 
-class Memory:
-    """An agent's folder: one file per run, for the agent's eyes only."""
+class AnswerStore:
+    """An agent's folder: one file per run, readable by the agent's user only."""
 
     def __init__(self, folder: str | Path, number: int):
         self.folder, self.number = Path(folder), number
@@ -63,7 +63,7 @@ class Memory:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
         except OSError as error:
-            raise UserError(f"{self.folder} cannot be the agent's own folder: {said(error)}") from error
+            raise UserError(f"{self.folder} cannot be used as the agent's folder: {reason_of(error)}") from error
 
     def answer(
         self,
@@ -75,12 +75,12 @@ class Memory:
         compute: Callable[[Tensors], tuple[Tensors, Tensors]],
         private: bool = False,
     ) -> Answer:
-        """The upload for a round, computed from the state where it is not known, and kept before it is returned.
+        """Return the stored upload for a round, or compute it from the agent's state and store it first.
 
-        The same round with the same message, by its digest, has the same upload; with another message it is computed
+        The same round with the same message (the same digest) has the same upload; with another message it is computed
         again from the state before that round.
         """
-        record = self.at(run, generation, start)
+        record = self.record_for(run, generation, start)
         check_round(run, round_, record)
         if round_ == record.round and digest == record.digest:
             self.join(run, generation, start)
@@ -88,56 +88,56 @@ class Memory:
         before = record.before if round_ == record.round else record.after
         upload, after = compute(before)
         releases = record.releases + private
-        self._keep(run, Record(self.number, generation, round_, digest, releases, upload, before, after))
+        self._save(run, StoredAnswer(self.number, generation, round_, digest, releases, upload, before, after))
         return Answer(upload, True, releases)
 
     def state(self, run: str, generation: int, round_: int, start: Tensors) -> Tensors:
-        """The state in which the agent is after `round_` rounds."""
-        record = self.at(run, generation, start)
+        """The agent's state after `round_` rounds."""
+        record = self.record_for(run, generation, start)
         check_round(run, round_, record)
         return record.before if round_ == record.round else record.after
 
     def join(self, run: str, generation: int, start: Tensors) -> None:
-        """Remember a run's generation; earlier ones are stale from then on."""
-        known = self.known(run)
-        if known is None or known.generation != generation:
-            self._keep(run, self.at(run, generation, start))
+        """Store a run's generation; jobs of earlier generations are stale from then on."""
+        stored = self.stored(run)
+        if stored is None or stored.generation != generation:
+            self._save(run, self.record_for(run, generation, start))
 
-    def at(self, run: str, generation: int, start: Tensors) -> Record:
-        """Where a run stands, for a generation that is not stale."""
+    def record_for(self, run: str, generation: int, start: Tensors) -> StoredAnswer:
+        """The record of a run with this generation, new or stored; an error if the generation is stale."""
         if generation < 0 or generation >= 2**63:
-            raise UserError(f"a generation is a whole number from 0 on; it is {generation}")
-        known = self.known(run)
-        if known is None:
-            return Record(self.number, generation, NEVER, "", 0, {}, start, start)
-        if generation < known.generation:
+            raise UserError(f"generation must be a whole number >= 0, got {generation}")
+        stored = self.stored(run)
+        if stored is None:
+            return StoredAnswer(self.number, generation, NEVER, "", 0, {}, start, start)
+        if generation < stored.generation:
             raise UserError(
-                f"this is a stale job: generation {generation} of {run}, and the agent works for {known.generation}"
+                f"this is a stale job: generation {generation} of {run}, and the agent works for {stored.generation}"
             )
-        return replace(known, generation=generation)
+        return replace(stored, generation=generation)
 
-    def known(self, run: str) -> Record | None:
-        """What is remembered of a run."""
+    def stored(self, run: str) -> StoredAnswer | None:
+        """The stored record of a run, if there is one."""
         path = self.path(run)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {said(error)}") from error
+            raise UserError(f"{path} cannot be read: {reason_of(error)}") from error
         record = parsed(data, path)
         if record.number != self.number:
-            raise UserError(f"{path} is of agent number {record.number}; this is agent number {self.number}")
+            raise UserError(f"{path} belongs to agent number {record.number}; this is agent number {self.number}")
         return record
 
     def path(self, run: str, what: str = "run") -> Path:
-        """The file of a run; the run's name becomes part of the file's."""
+        """The file of a run; its name contains the run's id, which is checked."""
         if not NAME.fullmatch(run):
-            raise UserError(f"a run's id has 1 to 100 letters, digits, '.', '_' and '-'; it is {abbreviated(run)}")
+            raise UserError(f"a run's id has 1 to 100 letters, digits, '.', '_' and '-', got {abbreviated(run)}")
         return self.folder / f"{what}-{run}.safetensors"
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a file whole or not at all, for the agent's eyes only."""
+        """Write a file atomically and durably, readable by the agent's user only."""
         try:
             write_atomically(path, content)
             path.chmod(0o600)
@@ -147,18 +147,18 @@ class Memory:
             finally:
                 os.close(folder)
         except OSError as error:
-            raise UserError(f"{path} cannot be written: {said(error)}") from error
+            raise UserError(f"{path} cannot be written: {reason_of(error)}") from error
 
-    def _keep(self, run: str, record: Record) -> None:
+    def _save(self, run: str, record: StoredAnswer) -> None:
         tensors = {f"{part}.{name}": np.asarray(x) for part in PARTS for name, x in getattr(record, part).items()}
         fields = {name: str(getattr(record, name)) for name in ("digest", *COUNTS)}
         fields |= {"format": str(FORMAT), "content": digest(tensors, *fields.values())}
         self.write(self.path(run), encode(Frame(KIND, fields, tensors)))
 
 
-def parsed(data: bytes, path: Path) -> Record:
-    """The record that a file holds."""
-    damaged = f"{path} is damaged; without it the agent would start the run anew: restore the file, or remove it"
+def parsed(data: bytes, path: Path) -> StoredAnswer:
+    """Parse the content of a run's file."""
+    damaged = f"{path} is damaged: restore it, or remove it, after which the agent starts the run anew"
     try:
         frame = decode(data, MOST_BYTES)
         fields = dict(frame.fields)
@@ -177,11 +177,11 @@ def parsed(data: bytes, path: Path) -> Record:
     for name, x in frame.tensors.items():
         part, _, rest = name.partition(".")
         parts[part][rest] = x
-    return Record(digest=fields["digest"], **counts, **parts)
+    return StoredAnswer(digest=fields["digest"], **counts, **parts)
 
 
 def digest(tensors: Mapping[str, np.ndarray], *texts: str) -> str:
-    """What identifies tensors by their names, types, shapes and bits, together with some texts."""
+    """A digest of tensors by their names, types, shapes and bits, together with some texts."""
     sha = hashlib.sha256(repr(texts).encode())
     for name in sorted(tensors):
         x = np.asarray(tensors[name], order="C")
@@ -190,15 +190,15 @@ def digest(tensors: Mapping[str, np.ndarray], *texts: str) -> str:
     return sha.hexdigest()
 
 
-def check_round(run: str, round_: int, record: Record) -> None:
-    """Refuse rounds that there are not, and those that are over."""
+def check_round(run: str, round_: int, record: StoredAnswer) -> None:
+    """Reject out-of-range or already answered rounds."""
     if not 0 <= round_ < MOST_ROUNDS:
-        raise UserError(f"a round is a whole number from 0 to {MOST_ROUNDS - 1}; it is {round_}")
+        raise UserError(f"round must be a whole number from 0 to {MOST_ROUNDS - 1}, got {round_}")
     if round_ < record.round:
-        raise UserError(f"round {round_} of {run} is over: the agent has answered round {record.round} already")
+        raise UserError(f"round {round_} of {run} is over: the agent has already answered round {record.round}")
 
 
-def said(error: OSError) -> str:
-    """What the system says is wrong."""
+def reason_of(error: OSError) -> str:
+    """The system's description of an error, as part of a sentence."""
     text = error.strerror or str(error)
     return text[:1].lower() + text[1:]

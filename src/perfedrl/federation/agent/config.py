@@ -1,7 +1,7 @@
-"""What one agent is and what it is willing to do: its environment, its limits, and whom it trusts with names.
+"""An agent's settings: its environment, its limits, and the import paths that it trusts.
 
-A plan, the server's config, comes over a network. What it may make this machine import, read and sample is decided
-here, on its text, before anything in it is built.
+A plan, the server's config, comes over a network. What it may import, read and sample on this machine is checked here,
+on its text, before anything in it is built.
 """
 
 import tomllib
@@ -24,35 +24,35 @@ from perfedrl.simulation.evaluation import check_fit
 from perfedrl.types import Sampler
 
 LARGEST_NUMBER = 2**31
-"""Agents' numbers stay below it, and so below what else is folded into a seed's key."""
+"""Agents' numbers are smaller, and so differ from the other numbers that are folded into a seed's key."""
 
 
 class Limits(BaseModel):
-    """What an agent does at most for one request."""
+    """An agent's limits for one request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     trajectories_per_round: int = Field(default=100_000, ge=1)
-    """In training, and to personalize."""
+    """For training and for personalization."""
     episodes: int = Field(default=1_000_000, ge=1)
-    """For an evaluation, those of the adaptation included."""
+    """For an evaluation, including its adaptation."""
     seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
-    """A Python sampler stops between two batches; compiled work is thrown away when it took longer."""
+    """A Python sampler is stopped between two batches; results of longer compiled work are dropped."""
 
 
 class AgentConfig(BaseModel):
-    """One agent of a networked fleet: an environment, which of its agents this one is, limits and trust."""
+    """One agent of a networked fleet: its environment, its index in the environment's fleet, limits and trust."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
     fleet: dict[str, Any]
     agent: int | None = Field(default=None, ge=0)
-    """Which of the fleet's training agents; left out, the agent's number in the federation says it."""
+    """The index of the training agent in the fleet; by default the agent's number in the federation."""
     limits: Limits = Limits()
     trust: tuple[str, ...] = ()
-    """Import paths that a plan may name; what perfedrl registers needs no trust."""
+    """Import paths that a plan may name; perfedrl's registered names are always allowed."""
     tell_outcomes: bool = True
-    """Whether the agent tells what its parameters are worth to it; [privacy] in a plan does not protect that."""
+    """Whether the agent reports its outcomes, which [privacy] in a plan does not protect."""
 
     @field_validator("fleet")
     @classmethod
@@ -67,21 +67,22 @@ class AgentConfig(BaseModel):
     def _trust(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
         for path in paths:
             if not all(path.partition(":")):
-                raise UserError(f'trust: {abbreviated(path)} is no import path such as "my_package.policies:net"')
+                raise UserError(f'trust: {abbreviated(path)} is not an import path such as "my_package.policies:net"')
         return paths
 
     @property
     def env(self) -> str:
+        """The name of the environment."""
         return self.fleet["env"]
 
     @property
     def samples_in_python(self) -> bool:
-        """Whether JAX cannot trace the environment: a Gymnasium fleet, say, or a sampler around a robot."""
-        return self.makes_sampler or not alone(self._world).traceable
+        """Whether JAX cannot trace the environment, e.g. a Gymnasium fleet or a sampler around a robot."""
+        return self.makes_sampler or not as_fleet(self._world).traceable
 
     @property
     def makes_sampler(self) -> bool:
-        """Whether the environment is a function of the policy that makes a sampler."""
+        """Whether the environment is a function that takes the policy and returns a sampler."""
         return "policy" in ENVS.parameters(self.env)
 
     @property
@@ -93,24 +94,24 @@ class AgentConfig(BaseModel):
         world = ENVS[self.env](**self._params)
         if not isinstance(world, Fleet | Task | PlayedTask):
             raise UserError(
-                f"the environment {self.env!r} must make a Fleet or a task (a subclass of perfedrl.envs.Task or "
-                f"PlayedTask), or take a policy and make a sampler; it made a {type(world).__name__}"
+                f"the environment {self.env!r} must return a Fleet or a task (a subclass of perfedrl.envs.Task or "
+                f"PlayedTask), or take a policy and return a sampler; it returned a {type(world).__name__}"
             )
         if self.agent is not None and not isinstance(world, Fleet):
-            raise UserError(f"agent = {self.agent} picks one of a fleet; {self.env!r} made a single task")
+            raise UserError(f"agent = {self.agent} selects an agent of a fleet; {self.env!r} returned a single task")
         return world
 
     def tasks(self, number: int) -> Any:
         """This agent's task, as a stack of one."""
         if not isinstance(self._world, Fleet):
-            return alone(self._world).train
+            return as_fleet(self._world).train
         i, count = number if self.agent is None else self.agent, self._world.agents
         if not 0 <= i < count:
             raise UserError(f"there is no training agent {i}: the fleet of {self.env!r} has {count}, numbered from 0")
         return jax.tree.map(lambda x: x[i : i + 1], self._world.train)
 
     def sampler(self, policy: Any, number: int) -> tuple[Sampler, Any]:
-        """This agent's Python sampler for a policy, and what knows its discount and what else to say of an episode."""
+        """This agent's Python sampler for a policy, and the object with its discount and episode outcomes."""
         if not self.makes_sampler:
             task = self.tasks(number)[0]
             check_fit(task, policy)
@@ -118,27 +119,29 @@ class AgentConfig(BaseModel):
         made = ENVS[self.env](policy=policy, **self._params)
         if not isinstance(made, PythonSampler):
             raise UserError(
-                f"the environment {self.env!r} takes a policy, so it must make a sampler: a subclass of "
-                f"perfedrl.rollout.PythonSampler; it made a {type(made).__name__}"
+                f"the environment {self.env!r} takes a policy, so it must return a sampler, a subclass of "
+                f"perfedrl.rollout.PythonSampler; it returned a {type(made).__name__}"
             )
         if made.traceable:
-            raise UserError(f"the sampler of {self.env!r} must have traceable = False; what JAX can trace is a task")
+            raise UserError(
+                f"the sampler of {self.env!r} must have traceable = False; return a task if JAX can trace it"
+            )
         discount = made.discount
         if not isinstance(discount, int | float) or not 0 <= discount < 1:
-            raise UserError(f"the sampler of {self.env!r} needs a discount in [0, 1); it is {discount!r}")
+            raise UserError(f"the sampler of {self.env!r} needs a discount in [0, 1), got {discount!r}")
         return made, made
 
 
-def alone(world: Any) -> Fleet:
-    """A fleet as it is, a single task as a fleet of one."""
+def as_fleet(world: Any) -> Fleet:
+    """A fleet unchanged, or a single task as a fleet of one."""
     return world if isinstance(world, Fleet) else fleet([world])
 
 
 def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentConfig:
-    """Read an agent's settings from a TOML file; `env` takes the place of its whole table [fleet], or of the file."""
+    """Read an agent's settings from a TOML file; `env` replaces its whole table [fleet], or the file."""
     if path is None:
         if env is None:
-            raise UserError("say what this agent's environment is: a file, or --env NAME")
+            raise UserError("this agent needs an environment: a file, or --env NAME")
         return make_agent_config({"fleet": {"env": env}})
     path = Path(path)
     table = read_table(path, "agent config")
@@ -152,56 +155,54 @@ def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentC
 
 
 def make_agent_config(table: Mapping[str, Any]) -> AgentConfig:
-    """Check a table of settings; the error is one sentence about the first thing wrong."""
+    """Check a table of settings; the error is one sentence about the first problem."""
     config = validated(AgentConfig, table, "agent config")
     if not config.makes_sampler:
         config._world  # noqa: B018
     elif config.agent is not None:
-        raise UserError(f"agent = {config.agent} picks one of a fleet; {config.env!r} makes a sampler")
+        raise UserError(f"agent = {config.agent} selects an agent of a fleet; {config.env!r} returns a sampler")
     return config
 
 
 def check_number(number: int) -> int:
-    """Refuse what cannot be an agent's number in a federation."""
+    """Check an agent's number in a federation."""
     if not whole(number) or not 0 <= number < LARGEST_NUMBER:
-        raise UserError(f"an agent's number is a whole number from 0 to {LARGEST_NUMBER - 1}; it is {number!r}")
+        raise UserError(f"an agent's number must be a whole number from 0 to {LARGEST_NUMBER - 1}, got {number!r}")
     return number
 
 
 def read_plan(text: str, agent: AgentConfig) -> Config:
-    """The server's config, where this agent is willing to follow it."""
+    """Read the server's config and build its experiment, if it is within this agent's trust and limits."""
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"the plan is not valid TOML: {error}") from error
     if "attack" in table:
-        raise UserError("the plan has a table [attack]; attacks are for simulations, no agent takes part in one")
+        raise UserError("the plan has a table [attack], which is for simulations only: no agent takes part in one")
     for place, value in _texts(table):
         if ":" in value and value not in agent.trust:
             raise UserError(
-                f"the plan names {abbreviated(value)} as {place}, which this agent does not trust: it imports what "
-                "perfedrl registers, and what its own config lists under trust"
+                f"the plan names {abbreviated(value)} as {place}, which this agent does not trust: it only imports "
+                "names that perfedrl registers, and those that its own config lists under trust"
             )
     try:
         config = make_config(_with_own_file(table, agent))
     except UserError as error:
         raise UserError(f"the plan: {error}") from error
     if len(config.seeds) != 1:
-        raise UserError(f"a networked plan has exactly one seed; this one has {len(config.seeds)}")
+        raise UserError(f"expected a plan with exactly one seed, got {len(config.seeds)}")
     algorithm, most = config.parts.algorithm, agent.limits.trajectories_per_round
     if not algorithm.federated:
-        raise UserError(
-            f"the plan's algorithm {config.algorithm['name']!r} sends nothing: there is no federation in it"
-        )
+        raise UserError(f"the plan's algorithm {config.algorithm['name']!r} sends nothing, so it needs no federation")
     if algorithm.trajectories_per_round > most:
         raise UserError(
-            f"the plan takes {algorithm.trajectories_per_round} trajectories per round; this agent's limit is {most}"
+            f"the plan needs {algorithm.trajectories_per_round} trajectories per round; this agent's limit is {most}"
         )
     return config
 
 
 def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """All texts in a table, with their places; a date counts as the text that it would become."""
+    """All texts in a table, with their keys; a date counts as the text that it is converted to."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _texts(item, f"{place}.{key}" if place else key)
@@ -213,11 +214,11 @@ def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _with_own_file(table: dict[str, Any], agent: AgentConfig) -> dict[str, Any]:
-    """The plan with this agent's file of arrays in place of the server's: no plan says what is read here."""
+    """Replace the server's file of arrays by this agent's: a plan cannot choose what is read here."""
     fleet = table.get("fleet")
     if not isinstance(fleet, dict) or not fleet.get("file"):
         return table
     if not agent.fleet.get("file"):
-        raise UserError("its fleet is in a file at the server; this agent's own config must name a file of arrays too")
+        raise UserError("its fleet is in a file on the server; this agent's own config must name a file of arrays too")
     rest = {key: value for key, value in fleet.items() if key not in ("file", "sha256")}
     return {**table, "fleet": {**rest, "file": agent.fleet["file"]}}

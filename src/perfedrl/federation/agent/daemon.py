@@ -1,4 +1,4 @@
-"""An agent's daemon: a Unix socket that only its user can reach, and one thread per question."""
+"""An agent's daemon: answers requests on a Unix socket that only its user can reach, one thread per request."""
 
 import fcntl
 import os
@@ -14,21 +14,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from perfedrl.errors import UserError
-from perfedrl.federation.agent.answer_store import said
+from perfedrl.federation.agent.answer_store import reason_of
 from perfedrl.federation.agent.config import AgentConfig
-from perfedrl.federation.agent.requests import Agent, failure
+from perfedrl.federation.agent.request_handler import Agent, failure
 from perfedrl.federation.frames import LIMIT, BadFrame, receive, send
 
 MOST_CONNECTIONS = 16
-"""Questions at a time; most of them wait."""
+"""The number of open requests; all but one of them wait."""
 PATIENCE = 60.0
-"""Seconds in which a question must have come, and an answer must have been taken."""
+"""Seconds in which a request must have arrived, and an answer must have been received."""
 LONGEST_PATH = 100
-"""Of a socket, in bytes; systems take little more."""
+"""The longest path of a socket in bytes; systems allow little more."""
 
 
 class Daemon:
-    """Answers on a socket until it is stopped."""
+    """Answers requests on a socket until it is stopped."""
 
     def __init__(self, agent: Agent, listener: socket.socket, limit: int = LIMIT):
         self._agent, self._listener, self._limit = agent, listener, limit
@@ -36,7 +36,7 @@ class Daemon:
         self._woken, self._waker = socket.socketpair()
 
     def run(self) -> None:
-        """Answer questions until `stop`."""
+        """Answer requests until `stop`."""
         with selectors.DefaultSelector() as selector, self._woken, self._waker:
             for source in (self._listener, self._woken):
                 selector.register(source, selectors.EVENT_READ)
@@ -44,25 +44,25 @@ class Daemon:
                 self._accept()
 
     def stop(self) -> None:
-        """End `run`, from any thread or a signal."""
+        """End `run`; may be called from any thread or signal handler."""
         with suppress(OSError):
             self._waker.send(b"x")
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # whoever knocked is gone, or there are too many open files: they will be fewer
+        except OSError:  # the client is gone, or too many files are open for the moment
             time.sleep(0.05)
             return
         if not self._free.acquire(blocking=False):
             with connection, suppress(OSError):
                 connection.settimeout(1.0)
-                send(connection, failure(f"the agent has {MOST_CONNECTIONS} questions already; ask again later"))
+                send(connection, failure(f"the agent has {MOST_CONNECTIONS} open requests already; ask again later"))
             return
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """One question and its answer; a stream that ends or stalls is nobody's loss."""
+        """Answer one request; a connection that ends or stalls is dropped."""
         try:
             with connection, suppress(OSError):
                 try:
@@ -83,14 +83,14 @@ def serve(
     limit: int = LIMIT,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run an agent until a SIGTERM or Ctrl-C; `ready` is called when it listens. For a process's main thread.
+    """Run an agent until SIGTERM or Ctrl-C; `ready` is called when it listens. Call it in a process's main thread.
 
-    The folder is for this agent alone: what it remembers is there.
+    The folder holds the agent's stored answers and belongs to this agent alone.
     """
     path, folder = Path(socket_path), Path(folder)
     with ExitStack() as stack:
         agent = Agent(config, number, folder)
-        stack.enter_context(alone(folder / "lock", f"another agent works in {folder} right now"))
+        stack.enter_context(exclusive_lock(folder / "lock", f"another agent is using {folder}"))
         listener = stack.enter_context(listening(path))
         daemon = Daemon(agent, listener, limit)
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -98,7 +98,7 @@ def serve(
         ready()
         daemon.run()
     if agent.busy:
-        # What is under way is lost, what was answered is on disk; JAX crashes when it is torn down while it works.
+        # Answers are on disk already, and JAX crashes if it is shut down while it computes.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -106,16 +106,16 @@ def serve(
 
 @contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """A socket at a path that only this user can connect to; it is gone afterwards."""
-    check_place(path)
-    with alone(path.with_name(path.name + ".lock"), f"another agent listens at {path}"):
+    """Listen on a socket that only this user can connect to, and remove it afterwards."""
+    check_socket_path(path)
+    with exclusive_lock(path.with_name(path.name + ".lock"), f"another agent listens at {path}"):
         _remove_dead(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             before = os.umask(0o177)
             try:
                 listener.bind(str(path))
             except OSError as error:
-                raise UserError(f"the agent cannot listen at {path}: {said(error)}") from error
+                raise UserError(f"the agent cannot listen at {path}: {reason_of(error)}") from error
             finally:
                 os.umask(before)
             try:
@@ -126,28 +126,30 @@ def listening(path: Path) -> Iterator[socket.socket]:
                 path.unlink(missing_ok=True)
 
 
-def check_place(path: Path) -> None:
-    """Refuse a path where no socket can be, or where others could put theirs; make its folder."""
+def check_socket_path(path: Path) -> None:
+    """Check that a socket can be created at a path and that only this user may write there; create the folder."""
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise UserError(f"the socket's path may have {LONGEST_PATH} bytes; {path} is longer")
+        raise UserError(f"expected a socket path of at most {LONGEST_PATH} bytes, got a longer one: {path}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         place = path.parent.stat()
         open_to_others = place.st_mode & 0o022 or place.st_uid != os.getuid()
     except OSError as error:
-        raise UserError(f"the agent cannot listen at {path}: {said(error)}") from error
+        raise UserError(f"the agent cannot listen at {path}: {reason_of(error)}") from error
     if open_to_others:
-        raise UserError(f"others may write to {path.parent}; a socket needs a folder of its user's own")
+        raise UserError(
+            f"other users may write to {path.parent}; the socket needs a folder that only its user may write to"
+        )
 
 
 def _remove_dead(path: Path) -> None:
-    """Make room where a daemon died; refuse what is alive, or no socket."""
+    """Remove the socket of a dead daemon; raise an error if a daemon is alive or the file is not a socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise UserError(f"{path} exists and is no socket")
+        raise UserError(f"{path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -156,17 +158,17 @@ def _remove_dead(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise UserError(f"{path} is somebody's socket: {said(error)}") from error
+            raise UserError(f"{path} is a socket of another program: {reason_of(error)}") from error
     raise UserError(f"another agent listens at {path}")
 
 
 @contextmanager
-def alone(path: Path, otherwise: str) -> Iterator[None]:
-    """A lock that goes with its holder, however that ends."""
+def exclusive_lock(path: Path, otherwise: str) -> Iterator[None]:
+    """Hold a lock file, which the system releases when this process ends; raise `otherwise` if it is taken."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {said(error)}") from error
+        raise UserError(f"{path} cannot be written: {reason_of(error)}") from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""One question to an agent's daemon over its Unix socket, and the answer. Loads nothing that computes."""
+"""Ask an agent's daemon one question over its Unix socket. Imports neither JAX nor an environment."""
 
 import socket
 import time
@@ -8,27 +8,27 @@ from perfedrl.errors import UserError
 from perfedrl.federation.frames import LIMIT, Frame, TornFrame, decode, encode, receive_raw, send_raw
 
 TIMEOUT = 600.0
-"""Seconds that a question may take, with its answer."""
+"""Seconds for a question and its answer."""
 
 
-class AgentError(UserError):
-    """What the agent itself said is wrong."""
+class DaemonError(UserError):
+    """The daemon answered with an error."""
 
 
 class AgentUnreachable(UserError):  # noqa: N818
-    """There is no agent, it died over the question, or it took too long."""
+    """No daemon listens, it ended before it answered, or it took too long."""
 
 
 def call(socket_path: str | Path, frame: Frame, timeout: float = TIMEOUT, limit: int = LIMIT) -> Frame:
-    """Ask an agent; what it answers with an error is raised."""
+    """Ask an agent's daemon; an error in its answer is raised."""
     reply = decode(call_raw(socket_path, encode(frame), timeout, limit), limit)
     if reply.kind == "error":
-        raise AgentError(reply.fields.get("message", "the agent gave no reason"))
+        raise DaemonError(reply.fields.get("message", "the agent gave no reason"))
     return reply
 
 
 def call_raw(socket_path: str | Path, data: bytes, timeout: float = TIMEOUT, limit: int = LIMIT) -> bytes:
-    """Relay an encoded question, and return the encoded answer unread; errors in it are the caller's to find."""
+    """Send an encoded question and return the encoded answer without decoding it."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(timeout)

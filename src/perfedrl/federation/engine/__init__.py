@@ -1,1 +1,1 @@
-"""Where NVFlare is: everything that knows of the engine is in this folder, the rest of `federation` does not."""
+"""The network engine, NVFlare: only modules in this folder import it."""

@@ -1,4 +1,4 @@
-"""The operator's line to the server: who is there, what runs, start and stop."""
+"""The operator's connection to NVFlare's server: connected agents, jobs, and revocation."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ from nvflare.fuel.hci.proto import MetaStatusValue
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.fleet_folder import OPERATOR, FleetFolder
 
-ANSWERS = (
+REJECTIONS = (
     AuthenticationError,
     JobNotFound,
     JobNotRunning,
@@ -34,66 +34,70 @@ ANSWERS = (
     InvalidTarget,
 )
 FRESH = 25.0
-"""Seconds since an agent's last sign of life, of which there is one every 10, for it to count as connected."""
+"""An agent counts as connected if its last heartbeat, sent every 10 seconds, is at most this many seconds old."""
 
 
-class Unreachable(UserError):  # noqa: N818
+class ServerUnreachable(UserError):  # noqa: N818
     """The server does not answer."""
 
 
-class Declined(UserError):  # noqa: N818
-    """The server answers, and does not do it."""
+class RequestDeclined(UserError):  # noqa: N818
+    """The server answered that it does not carry out a request."""
 
 
 class Operator:
-    """One connection; when the server dies it is of no use any more, and a new one is made."""
+    """One connection to the server; after the server's death a new one is needed."""
 
     def __init__(self, fleet: FleetFolder, timeout: float = 10.0):
         self.fleet = fleet
-        with _quiet(), reachable():
+        with _quiet(), translated_errors():
             self._session: Session = new_secure_session(OPERATOR, str(fleet.operator), timeout=timeout)
 
     def connected(self) -> set[str]:
-        """The agents that are there now."""
-        with reachable():
+        """The names of the connected agents."""
+        with translated_errors():
             clients = self._session.get_connected_client_list()
         return {client.name for client in clients if time.time() - client.last_connect_time < FRESH}
 
     def idle(self, job: str) -> set[str]:
-        """The agents that answer, and have no process for a job."""
-        with reachable():
+        """The agents that answer and have no process for a job."""
+        with translated_errors():
             rows = self._session.get_client_job_status() or []
         heard = {row["client_name"] for row in rows if row.get("status") != MetaStatusValue.NO_REPLY}
         return heard - {row["client_name"] for row in rows if row.get("job_id") == job}
 
     def submit(self, folder: Path) -> str:
-        with reachable():
+        """Submit the job in a folder; return its id."""
+        with translated_errors():
             return self._session.submit_job(str(folder))
 
     def status(self, job: str) -> str:
-        """What the server says of a job: SUBMITTED, RUNNING, FINISHED:..."""
-        with reachable():
+        """The status of a job: SUBMITTED, RUNNING, FINISHED:..."""
+        with translated_errors():
             return str(self._session.get_job_meta(job)["status"])
 
     def unfinished(self) -> list[str]:
-        """The jobs that the server thinks are under way."""
-        with reachable():
+        """The ids of the jobs that the server considers unfinished."""
+        with translated_errors():
             return [str(job["job_id"]) for job in self._session.list_jobs() if not _over(str(job["status"]))]
 
     def abort(self, job: str) -> None:
-        with reachable():
+        """Abort a job."""
+        with translated_errors():
             self._session.abort_job(job)
 
-    def shut_out(self, agent: str) -> None:
-        """Revoke an agent's kit: from now on it gets nothing."""
-        with reachable():
+    def revoke(self, agent: str) -> None:
+        """Revoke an agent's kit."""
+        with translated_errors():
             self._session.disable_client(agent)
 
-    def let_in(self, agent: str) -> None:
-        with reachable():
+    def reinstate(self, agent: str) -> None:
+        """Undo `revoke`."""
+        with translated_errors():
             self._session.enable_client(agent)
 
     def close(self) -> None:
+        """Close the connection."""
         with contextlib.suppress(Exception):
             self._session.close()
 
@@ -103,20 +107,20 @@ def _over(status: str) -> bool:
 
 
 @contextmanager
-def reachable() -> Iterator[None]:
-    """Whatever the engine raises when its server is gone is one error here, and what else it raises another."""
+def translated_errors() -> Iterator[None]:
+    """Raise NVFlare's rejections as RequestDeclined, and all its other errors as ServerUnreachable."""
     try:
         yield
-    except ANSWERS as error:
-        raise Declined(f"the server declined: {error}") from error
+    except REJECTIONS as error:
+        raise RequestDeclined(f"the server declined: {error}") from error
     except Exception as error:
-        raise Unreachable(f"the server does not answer: {error}") from error
+        raise ServerUnreachable(f"the server does not answer: {error}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[Any]:
-    """The engine prints to the terminal while it connects, and logs to it where nobody asked for a log."""
+    """Suppress NVFlare's prints while it connects, and its log where none is configured."""
     if not logging.getLogger().handlers:
         logging.getLogger().addHandler(logging.NullHandler())
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        yield said
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        yield printed

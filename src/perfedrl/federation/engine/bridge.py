@@ -1,6 +1,7 @@
-"""The agent's end of the engine: relays tasks to the agent's daemon, and holds neither JAX nor the environment.
+"""NVFlare's executor on an agent's machine: relays tasks to the agent's daemon.
 
-When NVFlare's client process dies, the whole job ends; so it does as little as possible.
+It imports neither JAX nor the environment: when NVFlare's client process dies, the whole job ends, so it does as little
+as possible.
 """
 
 import os
@@ -17,13 +18,13 @@ from perfedrl.federation.frames import LIMIT
 
 FRAME, REASON, TASKS = "frame", "reason", ("prepare", "update", "evaluate", "personalize")
 SOCKET = "PERFEDRL_AGENT_SOCKET"
-"""The environment variable that says where the agent's daemon listens."""
+"""The environment variable with the path of the daemon's socket."""
 
 
 class AgentBridge(Executor):
-    """Hands a task's bytes to the daemon and the daemon's bytes back, both unread.
+    """Relays a task's bytes to the daemon, and the daemon's bytes to the server, without decoding them.
 
-    A daemon that is dead, restarting or silent for `seconds` is an execution error in that round, and no more.
+    If the daemon is dead, restarting or silent for `seconds`, the agent fails in that round only.
     """
 
     def __init__(self, seconds: float = 600.0):
@@ -31,12 +32,12 @@ class AgentBridge(Executor):
         self.seconds = float(seconds)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Relay one task; whatever goes wrong is a reply, since an exception could end the job for everybody."""
+        """Relay one task; errors become replies, since an exception could end the job for all agents."""
         try:
             if task_name not in TASKS or not isinstance(shareable.get(FRAME), bytes):
-                return _failure("the server asked for something that the bridge does not know")
+                return _failure(f"the bridge does not know this task; expected one of {', '.join(TASKS)} with a frame")
             if not os.environ.get(SOCKET):
-                return _failure(f"the bridge was started without {SOCKET}; start it by `perfedrl federation join`")
+                return _failure(f"{SOCKET} is not set; start the bridge with `perfedrl federation join`")
             answer = call_raw(os.environ[SOCKET], shareable[FRAME], self.seconds, LIMIT)
         except UserError as error:
             self.log_error(fl_ctx, str(error))

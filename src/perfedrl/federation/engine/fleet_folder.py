@@ -1,8 +1,8 @@
-"""A fleet's folder on the server's machine, and an agent's start-up kit: what lies where.
+"""The layout of a fleet's folder on the server's machine, and of an agent's start-up kit.
 
-In a fleet's folder: `fleet.json` (name, host, port, agents), `authority` (the certificates' authority: keep it safe),
-`server` and `operator` (their kits), `kits` (the agents', to be carried to their machines), `control` (runs under way)
-and `runs` (finished ones).
+A fleet's folder contains `fleet.json` (name, host, port, agents), `authority` (the certificate authority: keep it
+safe), `server` and `operator` (their kits), `kits` (the agents' kits, to be copied to their machines), `control` (runs
+under way) and `runs` (finished runs).
 """
 
 import json
@@ -19,8 +19,8 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class About:
-    """What a fleet, or an agent's kit, says of itself. `agents` is empty in a kit, `agent` in a fleet."""
+class FleetInfo:
+    """The content of `fleet.json`, of a fleet or of an agent's kit. `agents` is empty in a kit, `agent` in a fleet."""
 
     fleet: str
     host: str
@@ -33,29 +33,32 @@ class About:
     format: int = FORMAT
 
     def save(self, path: Path) -> None:
+        """Write it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
     @staticmethod
-    def load(path: Path, what: str) -> "About":
-        """Read it; `what` is what the folder should be."""
+    def load(path: Path, what: str) -> "FleetInfo":
+        """Read it; `what` names the folder's expected kind in errors."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            about = About(**{**content, "agents": tuple(content.get("agents", ()))})
+            info = FleetInfo(**{**content, "agents": tuple(content.get("agents", ()))})
         except FileNotFoundError as error:
-            raise UserError(f"{path.parent} is no {what}; `perfedrl federation init` makes one") from error
+            raise UserError(f"{path.parent} is not a {what}; create one with `perfedrl federation init`") from error
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged or of another version of perfedrl") from error
-        if about.format != FORMAT:
-            raise UserError(f"{path} was written by another version of perfedrl (format {about.format})")
-        return about
+            raise UserError(f"{path} is damaged or was written by another version of perfedrl") from error
+        if info.format != FORMAT:
+            raise UserError(
+                f"{path} was written by another version of perfedrl (format {info.format}, expected {FORMAT})"
+            )
+        return info
 
 
 class FleetFolder:
-    """A fleet, as its server's machine has it."""
+    """A fleet's folder on the server's machine."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
-        self.about = About.load(self.folder / ABOUT, "fleet")
+        self.info = FleetInfo.load(self.folder / ABOUT, "fleet")
 
     @property
     def server(self) -> Path:
@@ -70,7 +73,7 @@ class FleetFolder:
         return self.folder / "runs"
 
     def kit(self, name: str) -> Path:
-        """An agent's kit."""
+        """The folder of an agent's kit."""
         return self.folder / "kits" / name
 
     def control(self, run: str) -> Path:
@@ -79,13 +82,13 @@ class FleetFolder:
 
 
 class Kit:
-    """One agent's start-up kit, on the agent's machine; the agent keeps its own things in it."""
+    """One agent's start-up kit on the agent's machine, which also holds the agent's state and logs."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
-        self.about = About.load(self.folder / "startup" / ABOUT, "agent's start-up kit")
-        if not self.about.agent or self.about.number < 0:
-            raise UserError(f"{self.folder} is the kit of no agent")
+        self.info = FleetInfo.load(self.folder / "startup" / ABOUT, "agent's start-up kit")
+        if not self.info.agent or self.info.number < 0:
+            raise UserError(f"{self.folder} is not the kit of an agent")
 
     @property
     def certificate(self) -> Path:
@@ -101,14 +104,14 @@ class Kit:
 
     @property
     def state(self) -> Path:
-        """Where the agent keeps its personal state."""
+        """The folder of the agent's stored answers and personal state."""
         return self.folder / "agent"
 
     @cached_property
     def socket(self) -> Path:
-        """Where the agent's daemon listens: beside its state, or, where that path is too long for one, elsewhere."""
+        """The path of the daemon's socket: in the state's folder, or in a short folder if that path is too long."""
         own = self.state / "agent.sock"
         if len(os.fsencode(own)) < 100:
             return own
-        short = Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp")) / f"perfedrl-{os.getuid()}-{self.about.fleet[-8:]}"
-        return short / f"{self.about.agent}.sock"
+        short = Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp")) / f"perfedrl-{os.getuid()}-{self.info.fleet[-8:]}"
+        return short / f"{self.info.agent}.sock"

@@ -1,15 +1,17 @@
-"""What is submitted to the engine: a job that names our workflow, our bridge and a run, and carries no code."""
+"""Jobs for NVFlare: they name the workflow, the bridge and the run, and contain no code."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from perfedrl.federation.engine.provision import BRIDGE, WORKFLOW
-from perfedrl.federation.engine.timeouts import REQUEST_INTERVAL
+
+REQUEST_INTERVAL = 0.02
+"""Seconds between two requests of an agent's bridge for a task; NVFlare's default of 2 is made for long rounds."""
 
 
 def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str], seconds: float) -> Path:
-    """Write the job for a generation of a run; `seconds` is what a task may take an agent."""
+    """Write the job of one generation of a run; `seconds` is an agent's time limit for one task."""
     workflow = {"id": "rounds", "path": WORKFLOW, "args": {"control": str(control), "generation": generation}}
     server = {
         "format_version": 2,
@@ -26,7 +28,7 @@ def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str
         "task_result_filters": [],
         "task_data_filters": [],
     }
-    # One agent is enough for the engine: how many a round needs is the run's own business.
+    # One agent is enough for NVFlare: the run's own terms say how many a round needs.
     meta = {
         "name": f"{control.name}-{generation}",
         "resource_spec": {},

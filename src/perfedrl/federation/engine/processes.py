@@ -1,4 +1,4 @@
-"""NVFlare's processes, and the checks that are worth making before they are started."""
+"""The processes of a fleet's machines, and checks of ports, kits and certificates before they start."""
 
 import errno
 import os
@@ -17,34 +17,34 @@ from perfedrl.errors import UserError
 from perfedrl.federation.engine.bridge import SOCKET
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
-from perfedrl.federation.restarting_process import Keeper
+from perfedrl.federation.restarting_process import RestartingProcess
 
-REACHED = 5.0
-"""Seconds to reach the server in."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds in which a connection to the server must succeed."""
 
 
-def server_process(fleet: FleetFolder) -> Keeper:
-    """NVFlare's server, kept alive."""
+def server_process(fleet: FleetFolder) -> RestartingProcess:
+    """NVFlare's server, restarted when it ends."""
     command = _command("server.server_train", fleet.server, "fed_server.json")
-    return Keeper(command, fleet.server / "server.log", environment(), fleet.server)
+    return RestartingProcess(command, fleet.server / "server.log", environment(), fleet.server)
 
 
-def client_process(kit: Kit) -> Keeper:
-    """NVFlare's client of one agent, kept alive; it finds the agent's daemon by its environment."""
-    command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.about.agent}")
-    return Keeper(command, kit.folder / "bridge.log", environment(**{SOCKET: str(kit.socket)}), kit.folder)
+def client_process(kit: Kit) -> RestartingProcess:
+    """NVFlare's client of one agent, restarted when it ends; an environment variable names the daemon's socket."""
+    command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.info.agent}")
+    return RestartingProcess(command, kit.folder / "bridge.log", environment(**{SOCKET: str(kit.socket)}), kit.folder)
 
 
-def daemon_process(kit: Kit, agent_config: Path | None, env: str | None) -> Keeper:
-    """The agent's daemon, kept alive."""
-    own = ["--socket", str(kit.socket), "--state", str(kit.state), "--number", str(kit.about.number)]
+def daemon_process(kit: Kit, agent_config: Path | None, env: str | None) -> RestartingProcess:
+    """The agent's daemon, restarted when it ends."""
+    own = ["--socket", str(kit.socket), "--state", str(kit.state), "--number", str(kit.info.number)]
     file = [] if agent_config is None else [str(agent_config.resolve())]
     command = [sys.executable, "-m", "perfedrl", "agent", *file, *own, *([] if env is None else ["--env", env])]
-    return Keeper(command, kit.folder / "agent.log", environment(), Path.cwd())
+    return RestartingProcess(command, kit.folder / "agent.log", environment(), Path.cwd())
 
 
 def environment(**more: str) -> Mapping[str, str]:
-    """What a child process inherits: logs at once, and no proxies between machines of the fleet."""
+    """Environment variables of a child process: unbuffered logs, and no proxies between machines of the fleet."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", "no_grpc_proxy": "*", **more}
 
 
@@ -54,7 +54,7 @@ def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that something else listens on."""
+    """Check that a port can be listened on."""
     loopback = host in ("localhost", "127.0.0.1")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,15 +67,17 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_kit(folder: Path, authority: Path, certificate: Path) -> None:
-    """Refuse a kit that was tampered with, or whose time has not come or is over."""
+    """Check a kit's signatures and the validity period of its certificate."""
     for part in ("startup", "local"):
         if not verify_folder_signature(str(folder / part), str(authority), True, SIGNATURES):
-            raise UserError(f"{folder / part} is not as it was signed: get the kit again from the fleet's operator")
+            raise UserError(
+                f"{folder / part} does not match its signature: get the kit again from the fleet's operator"
+            )
     check_clock(certificate)
 
 
 def check_clock(certificate: Path) -> None:
-    """Refuse a certificate that is not valid now, by this machine's clock."""
+    """Check that a certificate is valid now, by this machine's clock."""
     cert, now = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.now(UTC)
     if now < cert.not_valid_before_utc:
         raise UserError(
@@ -89,35 +91,36 @@ def check_clock(certificate: Path) -> None:
 
 
 def check_server(kit: Kit) -> bool:
-    """Whether the kit's server answers; it is refused if it is not the kit's. False where nobody listens yet."""
-    host, port = kit.about.host, kit.about.port
+    """Whether the kit's server answers; an error if another server does, False if none listens yet."""
+    host, port = kit.info.host, kit.info.port
     context = ssl.create_default_context(cafile=str(kit.authority))
     context.load_cert_chain(str(kit.certificate), str(kit.key))
     context.set_alpn_protocols(["h2"])
     try:
         with ExitStack() as stack:
-            plain = stack.enter_context(socket.create_connection((host, port), REACHED))
+            plain = stack.enter_context(socket.create_connection((host, port), CONNECT_TIMEOUT))
             secure = stack.enter_context(context.wrap_socket(plain, server_hostname=host))
             secure.settimeout(0.5)
             with suppress(TimeoutError):
-                secure.recv(1)  # a server that refuses the certificate says so only now
+                secure.recv(1)  # a server that rejects the certificate reports it only now
         return True
     except ssl.SSLCertVerificationError as error:
-        raise UserError(_why(error, host)) from error
+        raise UserError(_reason(error, host)) from error
     except ssl.SSLError as error:
-        raise UserError(f"the server at {host}:{port} does not take this kit's certificate: {error.reason}") from error
+        raise UserError(f"the server at {host}:{port} rejects this kit's certificate: {error.reason}") from error
     except socket.gaierror as error:
-        raise UserError(f"the server's host name {host!r} is not known on this machine") from error
+        raise UserError(f"the server's host name {host!r} cannot be resolved on this machine") from error
     except OSError:
         return False
 
 
-def _why(error: ssl.SSLCertVerificationError, host: str) -> str:
+def _reason(error: ssl.SSLCertVerificationError, host: str) -> str:
+    """Explain why the server's certificate was rejected."""
     known = {
         10: "the server's certificate has expired: make a new fleet, or renew its certificates",
         9: "the server's certificate is not valid yet by this machine's clock: set the clock",
         62: f"the server's certificate is not for the host name {host!r}",
         64: f"the server's certificate is not for the address {host!r}",
     }
-    other = "the server that answers is of another fleet: its certificate is from another authority"
+    other = "the server that answers belongs to another fleet: its certificate is from another authority"
     return known.get(error.verify_code, other)

@@ -1,4 +1,4 @@
-"""Certificates and start-up kits, by NVFlare's own provisioner: mutual TLS, and every file signed."""
+"""Create a fleet's certificates and signed start-up kits with NVFlare's provisioner."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, About
+from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, FleetInfo
 from perfedrl.federation.frames import LIMIT
 
 ORGANIZATION, SIGNATURES = "perfedrl", "signature.json"
@@ -31,46 +31,47 @@ RIGHTS = {
     **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
     **dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none"),
 }
-"""What the operator may do on a machine of the fleet: neither look around nor bring code."""
+"""The operator's rights on a machine of the fleet: no shell commands and no code of its own."""
 UNUSED = ("readme.txt", "startup/start.sh", "startup/sub_start.sh", "startup/stop_fl.sh", "local/privacy.json.sample")
-"""NVFlare's own way to start a kit, beside which `perfedrl federation join` would only confuse."""
+"""NVFlare's own scripts in a kit, removed since `perfedrl federation join` replaces them."""
 MOST_AGENTS = 10_000
 HEARTBEAT_TIMEOUT = 600
-"""Seconds after which the server forgets a client that says nothing."""
+"""Seconds after which the server drops a client without heartbeats."""
 
 
-def init(folder: str | Path, agents: int, host: str = "localhost", port: int = 8002) -> About:
-    """Make a fleet's folder: an authority, the server's kit, the operator's, and one for each agent.
+def init(folder: str | Path, agents: int, host: str = "localhost", port: int = 8002) -> FleetInfo:
+    """Create a fleet's folder: an authority, and the kits of the server, the operator and each agent.
 
-    Nothing is written unless all is; a folder that exists must be empty.
+    The folder appears only when it is complete; an existing folder must be empty.
     """
     folder = Path(folder).resolve()
     check(folder, agents, host, port)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        about = _make(draft, folder, agents, host, port)
+        info = _make(draft, folder, agents, host, port)
         if folder.exists():
             folder.rmdir()
         os.replace(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return about
+    return info
 
 
 def check(folder: Path, agents: int, host: str, port: int) -> None:
-    """Refuse what no fleet can be made of."""
+    """Check the settings of a new fleet."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already, and not empty: a fleet needs a new folder")
+        raise UserError(f"{folder} exists and is not empty: a fleet needs a new folder")
     if not 1 <= agents <= MOST_AGENTS:
-        raise UserError(f"a fleet has 1 to {MOST_AGENTS} agents, not {agents}")
+        raise UserError(f"expected 1 to {MOST_AGENTS} agents, got {agents}")
     if not 1 <= port <= 65535:
-        raise UserError(f"the port must be from 1 to 65535; it is {port}")
+        raise UserError(f"the port must be from 1 to 65535, got {port}")
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?", host):
-        raise UserError(f"{host!r} is no host name: the server's, as the agents' machines know it")
+        raise UserError(f"expected the server's host name as the agents' machines know it, got {host!r}")
 
 
-def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> About:
+def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> FleetInfo:
+    """Create everything in a draft folder, which becomes `folder` later."""
     names = tuple(f"agent-{i}" for i in range(agents))
     fleet = f"fleet-{secrets.token_hex(4)}"
     made, key = _provision(draft / "authority", fleet, names, host, port)
@@ -84,34 +85,36 @@ def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> About
     for number, name in enumerate(names):
         kit = draft / "kits" / name
         until = valid_until(kit / "startup" / "client.crt")
-        About(**common, valid_until=until, agent=name, number=number).save(kit / "startup" / ABOUT)
+        FleetInfo(**common, valid_until=until, agent=name, number=number).save(kit / "startup" / ABOUT)
         _client_resources(kit)
         _sign(kit, key)
     _server_resources(draft / "server", folder / "server", agents)
     _sign(draft / "server", key)
-    about = About(**common, valid_until=valid_until(draft / "server" / "startup" / "server.crt"), agents=names)
-    about.save(draft / ABOUT)
+    info = FleetInfo(**common, valid_until=valid_until(draft / "server" / "startup" / "server.crt"), agents=names)
+    info.save(draft / ABOUT)
     for path in (draft, draft / "authority", draft / "operator", draft / "server", draft / "kits"):
         path.chmod(0o700)
-    return about
+    return info
 
 
 def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, port: int) -> tuple[Path, Any]:
-    """Let NVFlare make all kits; the folder they are in, and the authority's key."""
+    """Let NVFlare create all kits; return their folder and the authority's key."""
     project = Project(fleet, "a perfedrl fleet")
     project.set_server(host, ORGANIZATION, {"fed_learn_port": port, "admin_port": port})
     for name in names:
         project.add_client(name, ORGANIZATION, {})
     project.add_admin(OPERATOR, ORGANIZATION, {"role": "project_admin"})
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
-    made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(project, logger=_Quiet())
+    made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(
+        project, logger=_QuietLogger(logging.getLogger(__name__))
+    )
     if made.get(CtxKey.BUILD_ERROR):
-        raise UserError("NVFlare could not make the kits; its log says why")
+        raise UserError("NVFlare could not create the kits; see its log")
     return Path(made[CtxKey.CURRENT_PROD_DIR]), made[CtxKey.ROOT_PRI_KEY]
 
 
 def _client_resources(kit: Path) -> None:
-    """An agent's machine runs our bridge and nothing else, and sends no logs."""
+    """Restrict an agent's machine to perfedrl's bridge, and turn off its log streaming."""
     resources = _defaults(kit)
     resources |= {"class_allow_list": [BRIDGE], "allow_log_streaming": False}
     resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
@@ -119,7 +122,7 @@ def _client_resources(kit: Path) -> None:
 
 
 def _server_resources(kit: Path, final: Path, agents: int) -> None:
-    """The server runs our workflow and nothing else, and stores jobs in its own folder."""
+    """Restrict the server to perfedrl's workflow, and let it store jobs in its own folder."""
     text = json.dumps(_defaults(kit)).replace("/tmp/nvflare", str(final / "storage"))
     resources = json.loads(text)
     resources["class_allow_list"] = [WORKFLOW]
@@ -129,16 +132,17 @@ def _server_resources(kit: Path, final: Path, agents: int) -> None:
 
 
 def _comm() -> dict[str, int]:
-    """Nobody may send more than a frame and its envelope at a time."""
+    """Limit a transmission to the size of a frame and its envelope."""
     return {"streaming_max_blob_size": LIMIT + 2**20}
 
 
 def _defaults(kit: Path) -> dict[str, Any]:
+    """NVFlare's default resources of a kit."""
     return json.loads((kit / "local" / "resources.json.default").read_text(encoding="utf-8"))
 
 
 def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> None:
-    """The settings of a machine."""
+    """Write a machine's settings and remove unused files."""
     rights = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
     contents = {"resources.json": resources, "comm_config.json": comm, "authorization.json": rights}
     for name, content in contents.items():
@@ -148,17 +152,18 @@ def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> 
 
 
 def _sign(kit: Path, key: Any) -> None:
+    """Sign all files of a kit."""
     for part in ("startup", "local"):
         sign_folders(str(kit / part), key, signature_file=SIGNATURES)
 
 
 def valid_until(certificate: Path) -> str:
-    """The day and time on which a certificate ends."""
+    """The end of a certificate's validity, in ISO format."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.isoformat()
 
 
-class _Quiet:
-    """NVFlare's provisioner tells its steps; what goes wrong is kept for the log."""
+class _QuietLogger(logging.LoggerAdapter):
+    """A logger for NVFlare's provisioner that demotes its messages about normal steps."""
 
-    def __getattr__(self, level: str) -> Any:
-        return getattr(logging.getLogger(__name__), "debug" if level == "info" else level)
+    def info(self, message: object, *args: object, **kwargs: Any) -> None:
+        self.debug(message, *args, **kwargs)

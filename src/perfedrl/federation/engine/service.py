@@ -1,4 +1,4 @@
-"""What runs on a machine of the fleet until it is told to stop: the server's processes, or an agent's."""
+"""The services on a fleet's machines: run the server's or an agent's processes until they are told to stop."""
 
 import fcntl
 import os
@@ -22,88 +22,90 @@ from perfedrl.federation.engine.processes import (
     server_process,
 )
 from perfedrl.federation.frames import Frame
-from perfedrl.federation.restarting_process import Keeper
+from perfedrl.federation.restarting_process import RestartingProcess
 
 LOCK = "service.lock"
 READY = 120.0
-"""Seconds that an agent's daemon may take to answer."""
+"""Seconds in which an agent's daemon must answer after its start."""
 Tell = Callable[[str], None]
 
 
 def serve(fleet: FleetFolder, tell: Tell) -> None:
-    """Run the fleet's server until a signal, or `stop`, ends it."""
-    with running(fleet.server):
+    """Run the fleet's server until a signal or `stop`."""
+    with exclusive_service(fleet.server):
         check_clock(fleet.server / "startup" / "server.crt")
-        check_port(fleet.about.host, fleet.about.port)
-        keeper = server_process(fleet).start()
-        tell(f"{fleet.about.fleet} listens on port {fleet.about.port} for {len(fleet.about.agents)} agents")
-        stand_by([keeper], tell)
+        check_port(fleet.info.host, fleet.info.port)
+        process = server_process(fleet).start()
+        tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
+        stand_by([process], tell)
 
 
 def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:
-    """Run an agent: its daemon, and the bridge to the kit's server."""
-    with running(kit.folder):
+    """Run an agent, its daemon and the bridge to the kit's server, until a signal or `stop`."""
+    with exclusive_service(kit.folder):
         check_kit(kit.folder, kit.authority, kit.certificate)
-        there = check_server(kit)
+        reachable = check_server(kit)
         daemon = daemon_process(kit, agent_config, env).start()
         try:
             wait_for(daemon, kit.socket)
         except BaseException:
             daemon.stop()
             raise
-        where = f"{kit.about.host}:{kit.about.port}"
-        tell(f"{kit.about.agent} is ready" + ("" if there else f"; nobody listens at {where} yet, it goes on trying"))
+        where = f"{kit.info.host}:{kit.info.port}"
+        tell(
+            f"{kit.info.agent} is ready" + ("" if reachable else f"; no server listens at {where} yet, it keeps trying")
+        )
         bridge = client_process(kit).start()
-        tell(f"{kit.about.agent} joins {kit.about.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
+        tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
         stand_by([bridge, daemon], tell)
 
 
-def wait_for(daemon: Keeper, socket: Path) -> None:
-    """Wait until an agent's daemon answers; one that cannot start says why."""
+def wait_for(daemon: RestartingProcess, socket: Path) -> None:
+    """Wait until an agent's daemon answers; raise the error in its log if it cannot start."""
     end = time.monotonic() + READY
     while time.monotonic() < end:
         with suppress(AgentUnreachable):
             call(socket, Frame("health"), timeout=5.0)
             return
         if daemon.deaths:
-            words = [line for line in daemon.last_words(20).splitlines() if line.startswith("error: ")]
+            errors = [line for line in daemon.log_tail(20).splitlines() if line.startswith("error: ")]
             raise UserError(
-                words[-1].removeprefix("error: ") if words else f"the agent does not start; see {daemon.log}"
+                errors[-1].removeprefix("error: ") if errors else f"the agent does not start; see {daemon.log}"
             )
         time.sleep(0.1)
     raise UserError(f"the agent did not answer within {READY:g} s; see {daemon.log}")
 
 
-def stand_by(keepers: Sequence[Keeper], tell: Tell) -> None:
-    """Wait for a signal, then end the processes; say when one had to be started again."""
-    told = threading.Event()
+def stand_by(processes: Sequence[RestartingProcess], tell: Tell) -> None:
+    """Wait for a signal, then end the processes; report restarts."""
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    seen = [keeper.deaths for keeper in keepers]
+        signal.signal(number, lambda *_: stopping.set())
+    seen = [process.deaths for process in processes]
     try:
-        while not told.wait(0.5):
-            for i, keeper in enumerate(keepers):
-                if keeper.deaths > seen[i]:
-                    tell(f"{keeper.log.stem} ended and is started again ({keeper.deaths}); see {keeper.log.name}")
-                    seen[i] = keeper.deaths
+        while not stopping.wait(0.5):
+            for i, process in enumerate(processes):
+                if process.deaths > seen[i]:
+                    tell(f"{process.log.stem} ended and is restarted ({process.deaths}); see {process.log.name}")
+                    seen[i] = process.deaths
     finally:
-        for keeper in keepers:
-            keeper.stop()
+        for process in processes:
+            process.stop()
     tell("stopped")
 
 
 @contextmanager
-def running(folder: Path, what: str | None = None) -> Iterator[None]:
-    """Mark a folder as in use by this process, which its end undoes, however it ends."""
+def exclusive_service(folder: Path, what: str | None = None) -> Iterator[None]:
+    """Lock a folder for this process; the system releases the lock when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a+", encoding="utf-8") as file:
         for attempt in range(5):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError as error:  # somebody who only looks holds it for a moment
+            except OSError as error:  # `holder` takes the lock for a moment
                 if attempt == 4:
-                    raise UserError(f"{what or folder} is running already (process {_holder(folder)})") from error
+                    raise UserError(f"{what or folder} is running already (process {_recorded_pid(folder)})") from error
                 time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -112,7 +114,7 @@ def running(folder: Path, what: str | None = None) -> Iterator[None]:
 
 
 def holder(folder: Path) -> int | None:
-    """The process that runs in a folder, if one does."""
+    """The id of the process that holds a folder's lock, if there is one."""
     path = folder / LOCK
     if not path.exists():
         return None
@@ -120,17 +122,18 @@ def holder(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return _holder(folder)
+            return _recorded_pid(folder)
     return None
 
 
-def _holder(folder: Path) -> int | None:
+def _recorded_pid(folder: Path) -> int | None:
+    """The process id in a folder's lock file."""
     text = (folder / LOCK).read_text(encoding="utf-8").strip()
     return int(text) if text.isdigit() else None
 
 
 def stop(folder: Path, seconds: float = 30.0) -> bool:
-    """End what runs in a folder, and wait until it has; False where nothing did."""
+    """End the service of a folder and wait for its end; False if none runs."""
     pid = holder(folder)
     if pid is None:
         return False

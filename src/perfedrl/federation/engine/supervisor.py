@@ -1,4 +1,4 @@
-"""Trains a run over the engine, whatever happens to the engine: submits jobs until the run is finished."""
+"""The supervisor of a networked run: submits jobs to NVFlare until the run is finished, through crashes."""
 
 import math
 import secrets
@@ -14,35 +14,35 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.store import has_run
 from perfedrl.federation.agent.answer_store import NAME
-from perfedrl.federation.engine.admin_session import Declined, Operator, Unreachable
+from perfedrl.federation.engine.admin_session import Operator, RequestDeclined, ServerUnreachable
 from perfedrl.federation.engine.fleet_folder import FleetFolder
 from perfedrl.federation.engine.jobs import write_job
 from perfedrl.federation.engine.processes import check_clock
-from perfedrl.federation.engine.service import running
+from perfedrl.federation.engine.service import exclusive_service
 from perfedrl.federation.server.network_config import networked
-from perfedrl.federation.server.run_folder import Control, Plan, Terms
+from perfedrl.federation.server.run_folder import RunFolder, RunSpec, Terms
 
-POLL, LOOK = 0.2, 2.0
-"""Seconds between two looks at a run's progress, and at its job and its agents."""
+POLL, POLL_SERVER = 0.2, 2.0
+"""Seconds between two reads of a run's progress, and between two requests for the status of its job and agents."""
 SETTLE = 10.0
-"""Seconds that a job may take to reach all its agents."""
-AGAIN = 30.0
-"""Seconds after which an agent that did not stay in a job is taken in again, twice as many each time."""
+"""Seconds in which a job reaches all its agents."""
+READMIT = 30.0
+"""Seconds after which an agent that left a job is taken into a new one; doubled each time."""
 LEAST_DISK = 2**20
-MOST_IN_VAIN = 5
-"""Jobs that may end without a round before a person is asked."""
+MOST_FRUITLESS = 5
+"""Jobs in a row that may end without a round before the supervisor gives up."""
 
 
 @dataclass
 class View:
-    """What there is to see: the run's own progress, who is connected, and what the supervisor does."""
+    """What the supervisor shows: its own activity, the run's progress, and the connected agents."""
 
     doing: str
     progress: dict[str, Any] = field(default_factory=dict)
     connected: set[str] = field(default_factory=set)
     expected: tuple[str, ...] = ()
     news: list[dict[str, Any]] = field(default_factory=list)
-    """What happened since the last look."""
+    """The events since the last view."""
 
 
 Watch = Callable[[View], None]
@@ -55,130 +55,135 @@ def prepare(
     seed: int | None = None,
     restart: bool = False,
     release: Sequence[str] = (),
-) -> Control:
-    """The folder of a run, new or half done; what is wrong is said before anything is sent.
+) -> RunFolder:
+    """Check a config and create the run's folder, or open it if the run is unfinished.
 
-    Agents in `release` are let out of quarantine.
+    `config` may be a `networked` one already, whose experiment is then not built again. Agents in `release` leave
+    quarantine.
     """
     config = networked(config, seed)
-    needed, there = config.parts.fleet.agents, len(fleet.about.agents)
+    needed, there = config.parts.fleet.agents, len(fleet.info.agents)
     if needed > there:
-        raise UserError(f"the config needs {needed} agents, and the fleet in {fleet.folder} has {there}")
+        raise UserError(f"the config needs {needed} agents, but the fleet in {fleet.folder} has {there}")
     least = max(terms.min_agents, config.parts.algorithm.least_agents)
     if least > needed:
-        raise UserError(f"{least} agents are needed in every round, and the config has {needed}")
-    control = Control(fleet.control(config.folder))
+        raise UserError(f"every round needs {least} agents, but the config has {needed}")
+    run_folder = RunFolder(fleet.control(config.folder))
     if restart:
-        control.clear()
-    run = control.plan().run if control.checkpoint.exists() else f"{config.folder}-{secrets.token_hex(4)}"
+        run_folder.clear()
+    run = run_folder.spec().run if run_folder.checkpoint_path.exists() else f"{config.folder}-{secrets.token_hex(4)}"
     if not NAME.fullmatch(run):
-        raise UserError(f"the config's name is too long for a run's: {config.name}")
-    names = fleet.about.agents[:needed]
+        raise UserError(f"the config's name is too long for a run's id: {config.name}")
+    names = fleet.info.agents[:needed]
     terms = Terms(**{**vars(terms), "min_agents": least})
-    since = control.generation() + 1
-    control.write_plan(Plan(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since))
-    return control
+    since = run_folder.generation() + 1
+    run_folder.write_spec(RunSpec(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since))
+    return run_folder
 
 
 def finished(fleet: FleetFolder, config: Config, seed: int | None = None) -> Path | None:
-    """The folder of a run that is finished already, and has not been begun again."""
+    """The folder of the finished run, if there is one and it has not been restarted."""
     config = networked(config, seed)
-    begun_again = Control(fleet.control(config.folder)).checkpoint.exists()
-    return fleet.runs / config.folder if has_run(fleet.runs, config) and not begun_again else None
+    restarted = RunFolder(fleet.control(config.folder)).checkpoint_path.exists()
+    return fleet.runs / config.folder if has_run(fleet.runs, config) and not restarted else None
 
 
 class Supervisor:
-    """Keeps a run going until it is finished.
+    """Submits jobs until a run is finished.
 
-    All its agents are waited for, but once `wait` seconds have passed `min_agents` are enough; those who come later are
-    taken in by a new job. Jobs that were replaced are fenced: neither the run's folder nor an agent listens to them.
+    It waits for all agents of the run; after `wait` seconds `min_agents` are enough, and agents that come later are
+    taken in by a new job. Replaced jobs are fenced off: they can neither write to the run's folder nor get an answer.
     """
 
-    def __init__(self, fleet: FleetFolder, control: Control, wait: float, watch: Watch = lambda _: None):
+    def __init__(self, fleet: FleetFolder, run_folder: RunFolder, wait: float, watch: Watch = lambda _: None):
         if not 0 <= wait < math.inf:
-            raise UserError(f"wait must be a finite number >= 0; it is {wait}")
-        self.fleet, self.control, self.wait, self.watch = fleet, control, wait, watch
-        self.plan = control.plan()
+            raise UserError(f"wait must be a finite number >= 0, got {wait}")
+        self.fleet, self.run_folder, self.wait, self.watch = fleet, run_folder, wait, watch
+        self.spec = run_folder.spec()
         self.jobs = 0
-        self._in_vain, self._round, self._counted = 0, -1, 0
-        self._told, self._ended = control.news(0)[1], set[str]()
-        self._taken_in: dict[str, tuple[int, float]] = {}
+        self._fruitless, self._round, self._counted = 0, -1, 0
+        self._log_offset, self._ended = run_folder.events_since(0)[1], set[str]()
+        self._admissions: dict[str, tuple[int, float]] = {}
 
     def run(self) -> None:
-        """To the end of the run; an error that no new job can mend is raised."""
+        """Train to the end of the run; raise errors that a new job cannot solve."""
         check_clock(self.fleet.operator / "startup" / "client.crt")
         folder = self.fleet.folder / "control"
-        with running(folder, "a training of this fleet"):
+        with exclusive_service(folder, "a training of this fleet"):
             while not self._one_job():
                 self._check_progress()
 
     def _one_job(self) -> bool:
-        """Whether the run is finished after one more job."""
+        """Submit one job and follow it; return whether the run is finished."""
         operator = self._connect()
         try:
             agents = self._gather(operator)
             job = self._submit(operator, agents)
             return self._follow(operator, job, agents)
-        except Unreachable as error:
-            self.control.say("server lost", reason=str(error))
-        except Declined as error:
-            self.control.say("job lost", reason=str(error))
+        except ServerUnreachable as error:
+            self.run_folder.log("server lost", reason=str(error))
+        except RequestDeclined as error:
+            self.run_folder.log("job lost", reason=str(error))
         finally:
             operator.close()
         return False
 
     def _show(self, doing: str, connected: set[str] | None = None) -> None:
-        news, self._told = self.control.news(self._told)
-        self.watch(View(doing, self.control.progress(), connected or set(), self.plan.agents, news))
+        """Pass a view to `watch`."""
+        news, self._log_offset = self.run_folder.events_since(self._log_offset)
+        self.watch(View(doing, self.run_folder.progress(), connected or set(), self.spec.agents, news))
 
     def _connect(self) -> Operator:
+        """Wait for the server, and connect to it."""
         while True:
             self._show("waiting for the server")
-            with suppress(Unreachable):
+            with suppress(ServerUnreachable):
                 return Operator(self.fleet, timeout=5.0)
             time.sleep(1.0)
 
     def _gather(self, operator: Operator) -> list[str]:
-        """Wait for the agents."""
+        """Wait for the agents; return the connected ones."""
         end = time.monotonic() + self.wait
         while True:
-            connected = operator.connected() & set(self.plan.agents)
+            connected = operator.connected() & set(self.spec.agents)
             self._show("waiting for agents", connected)
             late = time.monotonic() > end
-            if len(connected) == len(self.plan.agents) or (late and len(connected) >= self.plan.terms.min_agents):
+            if len(connected) == len(self.spec.agents) or (late and len(connected) >= self.spec.terms.min_agents):
                 return sorted(connected)
             time.sleep(0.5)
 
     def _submit(self, operator: Operator, agents: list[str]) -> str:
+        """Abort old jobs and submit one of a new generation; return its id."""
         for old in set(operator.unfinished()) - self._ended:
-            self._ended.add(old)  # a server that was killed goes on calling its jobs unfinished
-            with suppress(Declined):
+            self._ended.add(old)  # a server that was killed lists its jobs as unfinished for ever
+            with suppress(RequestDeclined):
                 operator.abort(old)
-        generation = self.control.next_generation()
+        generation = self.run_folder.next_generation()
         folder = write_job(
-            self.control.folder / "job", self.control.folder, generation, agents, self.plan.terms.deadline
+            self.run_folder.path / "job", self.run_folder.path, generation, agents, self.spec.terms.deadline
         )
         job = operator.submit(folder)
         self.jobs += 1
-        self.control.say("submitted", generation=generation, job=job, agents=agents)
+        self.run_folder.log("submitted", generation=generation, job=job, agents=agents)
         return job
 
     def _follow(self, operator: Operator, job: str, agents: list[str]) -> bool:
-        """Whether the run is finished when the job is."""
+        """Follow a job to its end; return whether the run is finished. Ctrl-C aborts the job."""
         try:
             return self._watch_job(operator, job, set(agents))
         except KeyboardInterrupt:
-            self.control.next_generation()
-            with suppress(Unreachable, Declined):
+            self.run_folder.next_generation()
+            with suppress(ServerUnreachable, RequestDeclined):
                 operator.abort(job)
             raise
 
     def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
-        generation, began = self.control.generation(), time.monotonic()
-        looked, idle, connected = began, set[str](), set(agents)
+        """Poll a job until the run or the job ends, or until new agents are to be taken in."""
+        generation, began = self.run_folder.generation(), time.monotonic()
+        polled, idle, connected = began, set[str](), set(agents)
         while True:
             time.sleep(POLL)
-            progress = self.control.progress()
+            progress = self.run_folder.progress()
             if progress.get("generation") == generation:
                 if progress["phase"] == "finished":
                     self._show("finished")
@@ -186,41 +191,41 @@ class Supervisor:
                 if progress["phase"] == "failed" and progress.get("mendable"):
                     raise UserError(progress["error"])
             self._show("training", connected)
-            if time.monotonic() - looked < LOOK:
+            if time.monotonic() - polled < POLL_SERVER:
                 continue
-            looked = time.monotonic()
+            polled = time.monotonic()
             if operator.status(job).startswith("FINISHED"):
-                self.control.say("job lost", job=job)
-                now = self.control.progress()
+                self.run_folder.log("job lost", job=job)
+                now = self.run_folder.progress()
                 return now.get("generation") == generation and now.get("phase") == "finished"
-            connected = operator.connected() & set(self.plan.agents)
+            connected = operator.connected() & set(self.spec.agents)
             without, idle = idle, connected & operator.idle(job)
-            if looked - began > SETTLE and (coming := self._taking_in(idle & without)):
-                self.control.say("membership", agents=coming)
-                with suppress(Declined):
+            if polled - began > SETTLE and (coming := self._to_readmit(idle & without)):
+                self.run_folder.log("membership", agents=coming)
+                with suppress(RequestDeclined):
                     operator.abort(job)
                 return False
 
-    def _taking_in(self, idle: set[str]) -> list[str]:
-        """Who of the idle agents is worth a new job: one that never stays is tried more and more rarely."""
+    def _to_readmit(self, idle: set[str]) -> list[str]:
+        """The idle agents to take in with a new job; the interval doubles for an agent that does not stay."""
         now, coming = time.monotonic(), []
         for name in sorted(idle):
-            tries, last = self._taken_in.get(name, (0, -math.inf))
-            if now - last > AGAIN * 2**tries:
-                self._taken_in[name] = tries + 1, now
+            tries, last = self._admissions.get(name, (0, -math.inf))
+            if now - last > READMIT * 2**tries:
+                self._admissions[name] = tries + 1, now
                 coming.append(name)
         return coming
 
     def _check_progress(self) -> None:
-        """Refuse to submit for ever what never gets anywhere."""
-        progress = self.control.progress()
+        """Raise an error after too many jobs without a round, or if the disk is full."""
+        progress = self.run_folder.progress()
         now = progress.get("round", -1)
         if self.jobs == self._counted:
             return
-        self._in_vain = 0 if now != self._round else self._in_vain + 1
+        self._fruitless = 0 if now != self._round else self._fruitless + 1
         self._round, self._counted = now, self.jobs
-        if self._in_vain >= MOST_IN_VAIN:
-            why = progress.get("error", "the logs in the folder `server` say why")
-            raise UserError(f"{self._in_vain} jobs ended without a round: {why}")
-        if shutil.disk_usage(self.control.folder).free < LEAST_DISK:
-            raise UserError(f"the disk is full: {self.control.folder}; the last checkpoint is intact")
+        if self._fruitless >= MOST_FRUITLESS:
+            why = progress.get("error", "see the logs in the folder `server`")
+            raise UserError(f"{self._fruitless} jobs ended without a round: {why}")
+        if shutil.disk_usage(self.run_folder.path).free < LEAST_DISK:
+            raise UserError(f"the disk is full: {self.run_folder.path}; the last checkpoint is intact")

@@ -1,1 +1,1 @@
-"""The server's side of a federation."""
+"""The server of a federation: the state machine of a run, its folder on disk, its presenter, and checks of uploads."""

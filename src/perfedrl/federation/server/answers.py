@@ -1,43 +1,51 @@
-"""Asking agents: what came back of one question, and what of it is taken."""
+"""Agents' answers to one question of the server: how they are collected, and how they are read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from perfedrl.federation.frames import BadFrame, decode
+import jax
+import numpy as np
+
+from perfedrl.federation.frames import BadFrame, Frame, decode
 from perfedrl.federation.server.upload_checks import printable
+from perfedrl.simulation.history import History
+from perfedrl.simulation.simulator import RETURNS, Simulation
+
+MOST_OUTCOMES = 64
+"""The largest number of outcomes in one answer."""
 
 
 @dataclass
 class Answers:
-    """What came back of one question: the frames, unread, and the reasons of those who failed; both by agent."""
+    """The encoded answers to one question and the reasons of failed agents, both by agent name."""
 
     asked: tuple[str, ...]
     frames: dict[str, bytes] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     late: tuple[str, ...] = ()
-    """Who answered an earlier question after it was closed."""
+    """Agents that answered an earlier question after it was closed."""
 
     @property
     def silent(self) -> set[str]:
+        """The agents that neither answered nor failed."""
         return set(self.asked) - set(self.frames) - set(self.failures)
 
 
-class Ask(Protocol):
-    """Sends a frame to some agents and waits until there are enough answers, or all, or the deadline (seconds)."""
+class AskAgents(Protocol):
+    """Send a frame to all agents but `without`, and wait until `enough(answers)`, all have answered, or the deadline.
+
+    The deadline is in seconds.
+    """
 
     def __call__(
         self, kind: str, frame: bytes, without: set[str], enough: Callable[[Answers], bool], deadline: float
     ) -> Answers: ...
 
 
-Taken = Callable[[Answers], tuple[dict[str, Any], dict[str, str]]]
-"""What is taken of some answers, and why the rest is not; both by agent."""
-
-
-def of_kind(answers: Answers, kind: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The answers of one kind, and why the others are none."""
-    accepted: dict[str, Any] = {}
+def of_kind(answers: Answers, kind: str) -> tuple[dict[str, Frame], dict[str, str]]:
+    """Decode the answers of one kind; return them and the reasons why the others were rejected."""
+    accepted: dict[str, Frame] = {}
     refused: dict[str, str] = {}
     for name, data in answers.frames.items():
         try:
@@ -48,5 +56,57 @@ def of_kind(answers: Answers, kind: str) -> tuple[dict[str, Any], dict[str, str]
         if frame.kind == kind:
             accepted[name] = frame
         else:
-            refused[name] = printable(frame.fields.get("message", f"the answer is {frame.kind!r}, not {kind!r}"))
+            unexpected = f"expected an answer of kind {kind!r}, got {frame.kind!r}"
+            refused[name] = printable(frame.fields.get("message", unexpected))
     return accepted, refused
+
+
+def outcomes_in(data: bytes | None, kind: str = "outcomes") -> dict[str, float] | None:
+    """The outcomes in an agent's answer, e.g. "after.return"; None for a missing or malformed answer."""
+    if data is None:
+        return None
+    try:
+        frame = decode(data)
+    except BadFrame:
+        return None
+    scalars = {name: x for name, x in frame.tensors.items() if x.shape == () and x.dtype == np.float64}
+    fine = 0 < len(scalars) <= MOST_OUTCOMES and all(np.isfinite(x) for x in scalars.values())
+    if frame.kind != kind or len(scalars) < len(frame.tensors) or not fine:
+        return None
+    return {name: float(x) for name, x in scalars.items()}
+
+
+def epsilon_in(data: bytes) -> float | None:
+    """The privacy loss that an agent reports with its upload; None if it is missing or invalid."""
+    try:
+        epsilon = float(decode(data).fields.get("epsilon", "nan"))
+    except (BadFrame, ValueError):
+        return None
+    return epsilon if 0 <= epsilon < float("inf") else None
+
+
+def outcome_names(simulation: Simulation) -> list[str]:
+    """The names of the outcomes that agents of this experiment report: "before.return", "after.success" and so on."""
+    evaluation, key = simulation.evaluation, jax.random.key(0)
+    assert evaluation is not None
+    names = jax.eval_shape(evaluation.outcomes, simulation.fleet.task(0), simulation.policy.init(key), key)
+    return [f"{when}.{name}" for when in ("before", "after") for name in sorted(names)]
+
+
+def history_of(
+    reported: Mapping[str, Mapping[str, float]], names: Sequence[str], round_: int, simulation: Simulation
+) -> History:
+    """The history of one evaluation; missing outcomes are NaN, and unknown ones are dropped."""
+    arrays = {
+        outcome: np.array([[[reported.get(name, {}).get(outcome, np.nan) for name in names]]])
+        for outcome in outcome_names(simulation)
+    }
+    nobody = np.zeros((1, 1, 0))
+    returns = {when: arrays.pop(f"{when}.return", nobody) for when in RETURNS}
+    return History(
+        seeds=np.asarray(simulation.seeds),
+        rounds=np.asarray([round_]),
+        **simulation.cost_after(round_),
+        **returns,
+        outcomes=arrays,
+    )

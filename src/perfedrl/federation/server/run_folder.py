@@ -1,7 +1,7 @@
-"""The folder by which a supervisor and the job that it submits understand each other, on the server's machine.
+"""The folder of one networked run on the server's machine, which the supervisor and its jobs share.
 
-`plan.json` says what is trained, `fence.json` which generation of jobs may write, `checkpoint.safetensors` where the
-run stands, `progress.json` what happens right now, and `events.jsonl` what happened, one line each.
+`plan.json` holds what is trained, `fence.json` the generation of jobs that may write, `checkpoint.safetensors` the
+state after the last round, `progress.json` the current status, and `events.jsonl` the log, one event per line.
 """
 
 import fcntl
@@ -15,7 +15,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+from jaxtyping import PyTree
+from safetensors.numpy import save
+
 from perfedrl.errors import UserError
+from perfedrl.experiments.files import read_safetensors, write_atomically
+from perfedrl.simulation.history import History
 
 LOCK = "lock"
 PLAN, FENCE, CHECKPOINT, PROGRESS, EVENTS = (
@@ -25,19 +32,20 @@ PLAN, FENCE, CHECKPOINT, PROGRESS, EVENTS = (
     "progress.json",
     "events.jsonl",
 )
+CHECKPOINT_FORMAT = "1"
 
 
-class Stale(UserError):  # noqa: N818
-    """A job that another one has replaced: it must not write any more."""
+class StaleJob(UserError):  # noqa: N818
+    """A newer job has replaced this one, which must not write any more."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an operator decides about a run, beyond its config.
+    """An operator's settings for a run, beyond its config.
 
-    A round closes when all agents that are expected have answered, or at its `deadline` (seconds) if at least
-    `min_agents` have; with fewer it is asked again, for at most `patience` seconds. `factor` and `strikes` are those of
-    `validation.Gate`. At the end every agent personalizes from `personalize` trajectories, unless that is 0.
+    A round closes when all expected agents have answered, or at its `deadline` (seconds) if at least `min_agents` have;
+    with fewer answers it is repeated for at most `patience` seconds. `factor` and `strikes` are settings of
+    `upload_checks.Gate`. At the end every agent personalizes with `personalize` trajectories; 0 skips this step.
     """
 
     min_agents: int
@@ -48,19 +56,23 @@ class Terms:
     personalize: int = 200
 
     def __post_init__(self) -> None:
-        for name in ("min_agents", "strikes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1; it is {getattr(self, name)}")
-        for name, least in (("deadline", 0.0), ("patience", 0.0), ("factor", 1.0)):
-            if not least < getattr(self, name) < float("inf"):
-                raise UserError(f"{name} must be a finite number > {least:g}; it is {getattr(self, name)}")
+        for name, count in (("min_agents", self.min_agents), ("strikes", self.strikes)):
+            if count < 1:
+                raise UserError(f"{name} must be at least 1, got {count}")
+        for name, value, least in (
+            ("deadline", self.deadline, 0.0),
+            ("patience", self.patience, 0.0),
+            ("factor", self.factor, 1.0),
+        ):
+            if not least < value < float("inf"):
+                raise UserError(f"{name} must be a finite number > {least:g}, got {value}")
         if self.personalize < 0:
-            raise UserError(f"personalize is a number of trajectories, or 0; it is {self.personalize}")
+            raise UserError(f"personalize must be a number of trajectories, or 0, got {self.personalize}")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run over a network: the config (TOML), the agents that take part, in the fleet's order, and the terms."""
+class RunSpec:
+    """What a networked run trains: the config (TOML), the participating agents in the fleet's order, and the terms."""
 
     run: str
     config: str
@@ -69,104 +81,170 @@ class Plan:
     runs: str
     """The folder in which the finished run is saved."""
     released: tuple[str, ...] = ()
+    """Agents that leave quarantine when the job of generation `since` starts."""
     since: int = 0
-    """Who is let out of quarantine, by the job of which generation."""
 
 
-class Control:
-    """The folder of one run."""
+@dataclass(frozen=True)
+class ServerCheckpoint:
+    """A run after a round. Agents' keys follow from the seed and the round; agents store their own states."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    run: str
+    seed: int
+    round: int
+    server: PyTree
+    history: History | None
+    gate: dict[str, Any]
+    seconds: float
+
+
+class RunFolder:
+    """The files of one run under way."""
+
+    def __init__(self, path: Path):
+        self.path = path
 
     @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
+    def checkpoint_path(self) -> Path:
+        """The checkpoint's path."""
+        return self.path / CHECKPOINT
 
-    def write_plan(self, plan: Plan) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _replace(self.folder / PLAN, asdict(plan), durable=True)
+    def write_spec(self, spec: RunSpec) -> None:
+        """Create the folder and write the run's specification."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _replace(self.path / PLAN, asdict(spec), durable=True)
 
-    def plan(self) -> Plan:
-        content = _read(self.folder / PLAN)
+    def spec(self) -> RunSpec:
+        """Read the run's specification."""
+        content = _read(self.path / PLAN)
         try:
             lists = {name: tuple(content[name]) for name in ("agents", "released")}
-            return Plan(**{**content, **lists, "terms": Terms(**content["terms"])})
+            return RunSpec(**{**content, **lists, "terms": Terms(**content["terms"])})
         except (TypeError, KeyError) as error:
-            raise UserError(f"{self.folder / PLAN} is damaged; start the run again with --restart") from error
+            raise UserError(f"{self.path / PLAN} is damaged; start the run again with --restart") from error
 
     def next_generation(self) -> int:
-        """Shut out all jobs so far, and return the number of the next one."""
+        """Start a new generation of jobs, which makes all earlier ones stale, and return its number."""
         with self.locked():
             generation = self.generation() + 1
-            _replace(self.folder / FENCE, {"generation": generation}, durable=True)
+            _replace(self.path / FENCE, {"generation": generation}, durable=True)
         return generation
 
     def generation(self) -> int:
-        """The only generation that may write; 0 before there is one."""
-        return int(_read(self.folder / FENCE).get("generation", 0)) if (self.folder / FENCE).exists() else 0
+        """The generation that may write; 0 before the first job."""
+        return int(_read(self.path / FENCE).get("generation", 0)) if (self.path / FENCE).exists() else 0
 
     def clear(self) -> None:
-        """Forget the run. Its generations are not forgotten: a job of it that still runs stays shut out."""
+        """Delete the run but keep its generation number, so that a job that still runs stays stale."""
         self.next_generation()
         with self.locked():
-            for path in self.folder.iterdir():
+            for path in self.path.iterdir():
                 if path.name not in (FENCE, LOCK):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @contextmanager
     def writing(self, generation: int) -> Iterator[None]:
-        """The right to write a checkpoint, which a job has until it is replaced."""
+        """Hold the lock for writing; raise StaleJob if a newer generation exists."""
         with self.locked():
             if self.generation() != generation:
-                raise Stale(f"job {generation} of the run was replaced by job {self.generation()}")
+                raise StaleJob(f"job {generation} of the run was replaced by job {self.generation()}")
             yield
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / LOCK, "ab") as file:
+        """Hold the folder's lock."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / LOCK, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def say(self, event: str, **about: Any) -> None:
-        """Add a line to what happened."""
-        line = json.dumps({"time": round(time.time(), 3), "event": event, **about}) + "\n"
-        with suppress(OSError), open(self.folder / EVENTS, "ab+") as file:  # a full disk must not end the run here
+    def save_checkpoint(self, checkpoint: ServerCheckpoint, generation: int) -> None:
+        """Replace the checkpoint atomically; a failed write leaves the last one intact."""
+        leaves = jax.tree.leaves(checkpoint.server)
+        tensors = {f"server.{i}": np.asarray(leaf, order="C") for i, leaf in enumerate(leaves)}
+        if checkpoint.history is not None:
+            arrays = checkpoint.history.arrays().items()
+            tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in arrays}
+        metadata = {
+            "format": CHECKPOINT_FORMAT,
+            "run": checkpoint.run,
+            "seed": str(checkpoint.seed),
+            "round": str(checkpoint.round),
+            "gate": json.dumps(checkpoint.gate),
+            "seconds": repr(checkpoint.seconds),
+        }
+        with self.writing(generation):
+            try:
+                write_atomically(self.checkpoint_path, save(tensors, metadata=metadata))
+            except OSError as error:
+                why = error.strerror or str(error)
+                raise UserError(
+                    f"round {checkpoint.round} could not be saved: {why[:1].lower()}{why[1:]}; "
+                    "the last checkpoint is intact"
+                ) from error
+
+    def load_checkpoint(self, run: str, like: PyTree) -> ServerCheckpoint | None:
+        """Read the checkpoint of a run, if there is one; the server's state must have the structure of `like`."""
+        path = self.checkpoint_path
+        if not path.is_file():
+            return None
+        tensors, metadata = read_safetensors(path)
+        try:
+            if metadata["format"] != CHECKPOINT_FORMAT:
+                raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
+            leaves = [tensors[f"server.{i}"] for i in range(len(jax.tree.leaves(like)))]
+            arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
+            gate = json.loads(metadata["gate"])
+            seed, round_, seconds = int(metadata["seed"]), int(metadata["round"]), float(metadata["seconds"])
+        except (KeyError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path} is damaged; start the run again with --restart") from error
+        if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
+            raise UserError(f"{path} does not fit the config; start the run again with --restart")
+        if metadata["run"] != run:
+            raise UserError(f"{path} is of another run, {metadata['run']}; start again with --restart")
+        server = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return ServerCheckpoint(run, seed, round_, server, History.of(arrays) if arrays else None, gate, seconds)
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Append an event to the log."""
+        line = json.dumps({"time": round(time.time(), 3), "event": event, **fields}) + "\n"
+        with suppress(OSError), open(self.path / EVENTS, "ab+") as file:  # a full disk must not end the run here
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
             torn = end and file.read(1) != b"\n"
             file.write(("\n" if torn else "").encode() + line.encode())
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened so far; a line that a crash cut short is left out."""
-        return self.news(0)[0]
+        """All logged events; a line that a crash cut short is left out."""
+        return self.events_since(0)[0]
 
-    def news(self, since: int) -> tuple[list[dict[str, Any]], int]:
-        """What happened since some byte of the log, and the byte from which to ask the next time."""
-        path = self.folder / EVENTS
+    def events_since(self, offset: int) -> tuple[list[dict[str, Any]], int]:
+        """The events logged after a byte offset of the log, and the offset for the next call."""
+        path = self.path / EVENTS
         if not path.exists():
             return [], 0
         with open(path, "rb") as file:
-            file.seek(since)
+            file.seek(offset)
             whole, _, _ = file.read().rpartition(b"\n")
         lines = whole.decode(errors="replace").splitlines()
-        read = since + (len(whole) + 1 if whole else 0)
-        return [parsed for line in lines if (parsed := _parse(line)) is not None], read
+        end = offset + (len(whole) + 1 if whole else 0)
+        return [parsed for line in lines if (parsed := _parse(line)) is not None], end
 
-    def show(self, progress: Mapping[str, Any]) -> None:
-        """Replace what happens right now, if that can be written."""
+    def write_progress(self, progress: Mapping[str, Any]) -> None:
+        """Replace the current status; a disk error is ignored."""
         with suppress(OSError):
-            _replace(self.folder / PROGRESS, progress)
+            _replace(self.path / PROGRESS, progress)
 
     def progress(self) -> dict[str, Any]:
-        """What happens right now; empty before anything does."""
-        path = self.folder / PROGRESS
+        """The current status; empty before the first job."""
+        path = self.path / PROGRESS
         return (_parse(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
 
 
 def _replace(path: Path, content: Any, durable: bool = False) -> None:
-    """Write JSON so that a reader sees the old or the new; what need not survive a power cut is not forced to disk."""
+    """Write JSON atomically; only `durable` files are forced to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -180,6 +258,7 @@ def _replace(path: Path, content: Any, durable: bool = False) -> None:
 
 
 def _read(path: Path) -> Any:
+    """Read a JSON object that must exist."""
     try:
         content = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -190,6 +269,7 @@ def _read(path: Path) -> Any:
 
 
 def _parse(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
     try:
         content = json.loads(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How far an honest upload can be from the message: Lemma 4, where it applies."""
+"""The largest distance between an honest upload and the message: Lemma 4, where it applies."""
 
 import dataclasses
 import math
@@ -8,32 +8,33 @@ from perfedrl.algorithms import SGMRL, Attacked, FedAvgPG, PerFedAvgPG, Personal
 from perfedrl.errors import UserError
 from perfedrl.estimators.baselines import LeaveOneOut, Nothing
 from perfedrl.estimators.curvature import FromBatch, pairs
+from perfedrl.experiments.config import Config
 from perfedrl.federation.server.upload_checks import ROUNDING
 from perfedrl.theory.bounds import drift
 from perfedrl.theory.worst_case import constants
 
 ROUNDING_OF_CLIP = 1e-3
-"""What single precision may add to a clipped length: the norm is itself a sum of many numbers."""
+"""Relative rounding error of a clipped length in single precision: the norm is itself a sum of many numbers."""
 
 
-def hard_bound(config: Any) -> float | None:
-    """The farthest that an honest agent's upload can be from the message, surely; None where nothing is proven.
+def hard_bound(config: Config) -> float | None:
+    """A proven upper bound on the distance between an honest upload and the message; None where none is proven.
 
-    Lemma 4(i) by its constants, beta tau G_F, and beta tau `clip` where the algorithm clips its steps; the smaller of
-    the two. The constants are those of the config's fleet: an agent whose own rewards, discount or horizon are larger
-    than what the fleet says is not covered. Noise for privacy has no bound.
+    The smaller of Lemma 4(i), beta tau G_F, and beta tau `clip` where the algorithm clips its steps. The constants are
+    those of the config's fleet: an agent whose own rewards, discount or horizon are larger is not covered. Noise for
+    privacy is unbounded.
     """
     if config.privacy is not None:
         return None
     algorithm = config.parts.algorithm
     while isinstance(algorithm, Robust | Attacked | Personal):  # with these an honest agent sends as much, or less
         algorithm = algorithm.inner
-    found = [x for x in (_clipped(algorithm), _drift(config.parts, algorithm)) if x is not None and math.isfinite(x)]
-    return min(found, default=None)
+    bounds = _clipped(algorithm), _drift(config.parts, algorithm)
+    return min((bound for bound in bounds if bound is not None and math.isfinite(bound)), default=None)
 
 
 def _clipped(algorithm: Any) -> float | None:
-    """Beta tau clip, whatever is estimated and however; not where a learned step size moves along."""
+    """Beta tau clip, for any estimator; None without a clip, or where a step size is learned too."""
     if type(algorithm) not in (PerFedAvgPG, StormPG, SGMRL) or algorithm.clip is None:
         return None
     if algorithm.learns_step_size:
@@ -41,17 +42,17 @@ def _clipped(algorithm: Any) -> float | None:
     return float(algorithm.beta * algorithm.local_steps * algorithm.clip) * (1 + ROUNDING_OF_CLIP)
 
 
-def _drift(parts: Any, algorithm: Any) -> float | None:
-    """Beta tau G_F where every local step is (I + alpha H) g with bounded H and g.
+def _drift(experiment: Any, algorithm: Any) -> float | None:
+    """Beta tau G_F, where every local step is (I + alpha H) g with bounded H and g.
 
-    A first-order step is g alone, G_F at alpha = 0. Where the mean of other trajectories is the baseline, |R^h - b| is
-    at most twice the bound on |R^h|, which is as if rewards were twice as large. A causal or lvc pair of decisions has
-    the weight of its later decision, and the bounds on weights fall with time: H is no larger than the score form's.
+    A first-order step is g alone: G_F at alpha = 0. With the mean of other trajectories as the baseline, |R^h - b| is
+    at most twice the bound on |R^h|, as if rewards were twice as large. A causal or lvc pair of decisions has the
+    weight of its later decision, and the bounds on weights decrease with time: H is at most the score form's.
     """
-    form, baseline, entropy = parts.agent.forms
-    reach = {Nothing: 1, LeaveOneOut: 2}.get(type(baseline))
-    fits_values = parts.policy.value_fit is not None
-    if type(algorithm) not in (FedAvgPG, PerFedAvgPG) or reach is None or entropy or fits_values:
+    form, baseline, entropy = experiment.agent.forms
+    scale = {Nothing: 1, LeaveOneOut: 2}.get(type(baseline))
+    learned_values = experiment.policy.value_fit is not None
+    if type(algorithm) not in (FedAvgPG, PerFedAvgPG) or scale is None or entropy or learned_values:
         return None
     alpha = 0.0
     if type(algorithm) is PerFedAvgPG:
@@ -62,8 +63,8 @@ def _drift(parts: Any, algorithm: Any) -> float | None:
         if alpha > 0 and (algorithm.adaptation_steps > 1 or not paired):
             return None
     try:
-        c = constants(parts.fleet, parts.policy, alpha)
+        c = constants(experiment.fleet, experiment.policy, alpha)
     except UserError:
         return None
-    doubled = dataclasses.replace(c, R_max=reach * c.R_max)
-    return drift(doubled, float(algorithm.beta), algorithm.local_steps) * (1 + ROUNDING)
+    scaled = dataclasses.replace(c, R_max=scale * c.R_max)
+    return drift(scaled, float(algorithm.beta), algorithm.local_steps) * (1 + ROUNDING)

@@ -1,4 +1,4 @@
-"""What a server checks before it averages anything: that an upload is one, of this round, and not too far away."""
+"""Checks of uploads before they are averaged: well-formed, of the current round, and not too far from the message."""
 
 import math
 import numbers
@@ -15,30 +15,30 @@ from perfedrl.federation.frames import BadFrame, decode
 from perfedrl.registry import abbreviated
 
 ROOM, ROOM_PER_TENSOR = 2**16, 2**10
-"""Bytes of an upload beside its numbers."""
+"""Bytes of an upload beside its numbers: in all, and for each tensor."""
 LONGEST_REASON = 200
 ROUNDING = 1e-5
-"""What single precision may add to a length."""
+"""Relative rounding error of a length in single precision."""
 LOOSE = 100.0
-"""Times `factor`: how far from the usual even what a bound allows may be."""
+"""Multiple of `factor` that is allowed where the usual displacement is not the only rule."""
 FEWEST, ENOUGH = 3, 10
-"""Displacements without which nothing is usual, and with which the past alone says what is."""
+"""Displacements needed for a median, and from how many on the past alone gives it."""
 QUARANTINED = "quarantined"
 
 
 class Refused(UserError):  # noqa: N818
-    """Why an upload is not taken."""
+    """An upload was rejected; the message says why."""
 
 
 class Failed(Refused):
-    """What the agent itself said went wrong; there is no upload."""
+    """The agent reported an error instead of an upload."""
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What an upload must be like: of this run, generation and round, with the names, shapes and types of the message.
+    """The run, generation and round that an upload must name, and the tensors whose names, shapes and types it has.
 
-    `tensors` is the message that was broadcast, by leaf name.
+    `tensors` is the broadcast message by leaf name.
     """
 
     run: str
@@ -48,13 +48,13 @@ class Expected:
 
     @property
     def limit(self) -> int:
-        """The most bytes that an upload may have."""
+        """The largest size of an upload in bytes."""
         return sum(x.nbytes for x in self.tensors.values()) + ROOM + ROOM_PER_TENSOR * len(self.tensors)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One round's uploads: what counts, why the rest does not, and who is in quarantine from now on."""
+class UploadVerdict:
+    """The accepted uploads of a round, the reasons of the rejected ones, and the agents newly in quarantine."""
 
     accepted: dict[str, dict[str, np.ndarray]]
     refused: dict[str, str]
@@ -62,9 +62,9 @@ class Verdict:
 
 
 def read_upload(data: bytes, expected: Expected) -> dict[str, np.ndarray]:
-    """The tensors of an upload; whatever is wrong with the bytes is Refused, and Failed where the agent says so."""
+    """Decode an upload; raise Refused for invalid bytes, and Failed for an error that the agent reports."""
     if len(data) > expected.limit:
-        raise Refused(f"the upload has {len(data)} bytes; at most {expected.limit} are taken")
+        raise Refused(f"expected an upload of at most {expected.limit} bytes, got {len(data)}")
     try:
         frame = decode(data, expected.limit)
     except BadFrame as error:
@@ -74,78 +74,78 @@ def read_upload(data: bytes, expected: Expected) -> dict[str, np.ndarray]:
     if frame.kind == "error":
         raise Failed(f"the agent failed: {printable(frame.fields.get('message', 'it gave no reason'))}")
     if frame.kind != "upload":
-        raise Refused(f"an upload was expected, not a frame of the kind {abbreviated(frame.kind)}")
+        raise Refused(f"expected a frame of kind 'upload', got {abbreviated(frame.kind)}")
     wanted = {"run": expected.run, "generation": str(expected.generation), "round": str(expected.round)}
     for name, value in wanted.items():
         came = frame.fields.get(name)
+        if came is None:
+            raise Refused(f"the upload lacks the field {name!r}; expected {abbreviated(value)}")
         if came != value:
-            said = (
-                "does not say its" if came is None else f"is replayed or of another {name}: {abbreviated(came)} is its"
+            raise Refused(
+                f"the upload is replayed or of another {name}: expected {abbreviated(value)}, got {abbreviated(came)}"
             )
-            raise Refused(f"the upload {said} {name}; {abbreviated(value)} is expected")
-    _check_like(frame.tensors, expected.tensors)
+    _check_tensors(frame.tensors, expected.tensors)
     return {name: frame.tensors[name] for name in expected.tensors}
 
 
-def _check_like(tensors: Mapping[str, np.ndarray], message: Mapping[str, np.ndarray]) -> None:
-    """Refuse other names, shapes and types than the message's, and numbers that are none."""
+def _check_tensors(tensors: Mapping[str, np.ndarray], message: Mapping[str, np.ndarray]) -> None:
+    """Check names, shapes and types against the message, and that all values are finite."""
     for name in (*message, *tensors):
         if name not in tensors or name not in message:
-            raise Refused(
-                f"the upload {'lacks the' if name in message else 'has an unknown'} tensor {abbreviated(name)}"
-            )
+            problem = "lacks the" if name in message else "has an unknown"
+            raise Refused(f"the upload {problem} tensor {abbreviated(name)}")
     for name, sent in message.items():
         came = tensors[name]
         if (came.dtype, came.shape) != (sent.dtype, sent.shape):
-            was, must = (f"{x.dtype}{list(x.shape)}" for x in (came, sent))
-            raise Refused(f"the upload's tensor {abbreviated(name)} is {was}; it must be {must}")
+            got, wanted = (f"{x.dtype}{list(x.shape)}" for x in (came, sent))
+            raise Refused(f"tensor {abbreviated(name)} of the upload: expected {wanted}, got {got}")
         if not np.isfinite(came).all():
-            raise Refused(f"the upload's tensor {abbreviated(name)} is not finite")
+            raise Refused(f"tensor {abbreviated(name)} of the upload is not finite")
 
 
 def printable(text: str) -> str:
-    """A stranger's text as one short line."""
+    """Untrusted text as one short printable line."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * LONGEST_REASON]).split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 3] + "..."
 
 
 def displacement(upload: Mapping[str, np.ndarray], message: Mapping[str, np.ndarray]) -> float:
-    """How far an upload is from the message, over all tensors; infinitely far where float64 cannot hold it."""
+    """Euclidean distance between an upload and the message over all tensors; infinite if float64 overflows."""
     with np.errstate(over="ignore"):
         return length(x.astype(np.float64) - message[name].astype(np.float64) for name, x in sorted(upload.items()))
 
 
 def length(arrays: Iterable[np.ndarray]) -> float:
-    """The Euclidean length of arrays together, scaled so that no square overflows or vanishes."""
-    kept = [np.asarray(x, np.float64) for x in arrays]
-    largest = max((float(np.abs(x).max()) for x in kept if x.size), default=0.0)
+    """Euclidean length of all arrays as one vector, scaled so that squares neither overflow nor underflow."""
+    wide = [np.asarray(x, np.float64) for x in arrays]
+    largest = max((float(np.abs(x).max()) for x in wide if x.size), default=0.0)
     if largest == 0 or not math.isfinite(largest):
         return 0.0 if largest == 0 else math.inf
-    return largest * math.sqrt(sum(float(np.sum((x / largest) ** 2)) for x in kept))
+    return largest * math.sqrt(sum(float(np.sum((x / largest) ** 2)) for x in wide))
 
 
 class Gate:
-    """Judges the uploads of round after round: which count, and which agents are no longer heard.
+    """Decides round by round which uploads count, and which agents are put in quarantine.
 
-    With a `bound` (`bound.hard_bound`) an upload that is farther from the message is refused; no honest one ever is.
-    A bound by constants may be a million times what agents do, so the rule below holds as well, with a hundred times
-    the factor, which stops the absurd.
+    With a `bound` (`upload_bound.hard_bound`), uploads farther from the message are rejected; honest uploads never are.
+    Since such a bound may be a million times the usual displacement, the rule below applies too, with 100 times the
+    factor, and rejects absurd uploads.
 
-    Without one, an upload is refused if it is farther than `factor` times the usual: the median of the last `window`
-    accepted displacements, or, while these are few, of them and the round's own; with fewer than three nothing is
-    usual, and only what is absurd beside the message's own length is refused. A curvature estimate from few
-    trajectories has a long tail: allow it a larger factor. Displacements up to `floor` always pass and make nothing
-    usual: where most agents found no reward and did not move, those who did are no outliers. If more than two thirds of
-    a round are too far, the fleet has changed, not an agent: then the round itself says what is usual, and the past is
-    forgotten.
+    Without a bound, an upload is rejected if it is farther than `factor` times the median of the last `window` accepted
+    displacements; while there are fewer than ten of these, the round's own count as well. With fewer than three
+    displacements there is no median, and only uploads that are absurd compared to the message's length are rejected.
+    Curvature estimates from few trajectories have a heavy tail: use a larger factor for them. Displacements up to
+    `floor` always pass and do not enter the median: if most agents found no reward and did not move, those that did
+    are no outliers. If more than two thirds of a round are too far, the fleet has changed rather than an agent: then
+    the round's own median counts, and the past is dropped.
 
-    This presumes that most agents that move are honest. Two of three that collude from the start say what is usual:
-    far ones then pass, and near ones get the honest one refused. Later the past speaks against them, though within its
-    limits they can still raise the usual step by step. Only lengths are judged here, no directions: for these there are
-    robust aggregations.
+    The rule assumes that most agents that move are honest. Two colluding agents of three determine the median from the
+    start: far uploads of theirs pass, or near ones get the honest agent rejected. Later the past counts against them,
+    but within its limits they can still raise the median step by step. Only lengths are checked, not directions, for
+    which there are robust aggregations.
 
-    An agent that is refused `strikes` times in a row is in quarantine until it is released: nothing from it is read.
-    An agent that says that it failed is neither blamed nor forgiven.
+    An agent with `strikes` rejections in a row is in quarantine until it is released; its uploads are not read.
+    Agents that report a failure of their own get no strike, and keep those they have.
     """
 
     def __init__(
@@ -157,17 +157,17 @@ class Gate:
             ("floor", floor, 0),
         ):
             if not (_number(value) and least <= value < math.inf):
-                raise UserError(f"the gate's {name} must be a finite number >= {least}; it is {abbreviated(value)}")
+                raise UserError(f"the gate's {name} must be a finite number >= {least}, got {abbreviated(value)}")
         for name, count, least in (("strikes", strikes, 1), ("window", window, ENOUGH)):
             if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise UserError(f"the gate's {name} must be a whole number >= {least}; it is {abbreviated(count)}")
+                raise UserError(f"the gate's {name} must be an integer >= {least}, got {abbreviated(count)}")
         self.bound, self.factor, self.strikes, self.window, self.floor = bound, factor, strikes, window, floor
         self._lengths: deque[float] = deque(maxlen=window)
         self._counts: dict[str, int] = {}
         self._quarantined: set[str] = set()
 
-    def judge(self, expected: Expected, uploads: Mapping[str, bytes]) -> Verdict:
-        """The verdict on a round's uploads by agent name; agents that did not answer are not in it."""
+    def judge(self, expected: Expected, uploads: Mapping[str, bytes]) -> UploadVerdict:
+        """Check a round's uploads, given by agent name."""
         read, refused, blamed = {}, {}, []
         for name in sorted(uploads):
             if name in self._quarantined:
@@ -183,39 +183,42 @@ class Gate:
         farthest, why = self._farthest(list(lengths.values()), expected.tensors)
         for name, far in lengths.items():
             if far > max(farthest, self.floor) or math.isinf(far):
-                refused[name] = f"the upload is {far:.3g} from the message; at most {farthest:.3g} is {why}"
+                refused[name] = f"the upload is {far:.3g} from the message; the limit is {farthest:.3g}, {why}"
                 blamed.append(name)
                 del read[name]
         self._lengths.extend(lengths[name] for name in read if lengths[name] > self.floor)
-        return Verdict(read, dict(sorted(refused.items())), self._blame(read, blamed))
+        return UploadVerdict(read, dict(sorted(refused.items())), self._count_strikes(read, blamed))
 
     def _farthest(self, lengths: list[float], message: Mapping[str, np.ndarray]) -> tuple[float, str]:
-        """The largest displacement that is accepted, and what it is."""
+        """The largest accepted displacement, and the rule that gives it."""
         factor = self.factor if self.bound is None else LOOSE * self.factor
         size = length(message.values())
         usual = self._usual(lengths, factor)
-        why = f"usual, {factor:g} times the median"
+        why = f"{factor:g} times the median"
         if usual is None:
-            usual, why = LOOSE * self.factor * (1 + size), "thinkable beside the message's own length"
-        # Parameters are rounded at every step, by no more than a share of their own size.
+            usual, why = LOOSE * self.factor * (1 + size), "relative to the message's own length"
+        # Parameters are rounded at every step, by at most a share of their own size.
         hard = math.inf if self.bound is None else self.bound + ROUNDING * size
-        return (hard, "possible") if hard <= usual else (usual, why)
+        return (hard, "the proven bound") if hard <= usual else (usual, why)
 
     def _usual(self, lengths: list[float], factor: float) -> float | None:
-        """So many times the median, of the past or, while that is short, of the round with it; None of too few."""
+        """`factor` times the median displacement of the past, with the round's own while the past is short.
+
+        None with too few displacements.
+        """
         moved = [x for x in lengths if self.floor < x < math.inf]
         known = [*self._lengths, *(moved if len(self._lengths) < ENOUGH else ())]
         if len(known) < FEWEST:
             return None
         farthest = factor * median_high(known)
-        beyond = sum(x > farthest for x in moved)
-        if beyond >= FEWEST and 3 * beyond > 2 * len(lengths):
+        too_far = sum(x > farthest for x in moved)
+        if too_far >= FEWEST and 3 * too_far > 2 * len(lengths):
             self._lengths.clear()
             farthest = factor * median_high(moved)
         return farthest
 
-    def _blame(self, accepted: Iterable[str], blamed: Iterable[str]) -> tuple[str, ...]:
-        """Count strikes; the agents that have too many now."""
+    def _count_strikes(self, accepted: Iterable[str], blamed: Iterable[str]) -> tuple[str, ...]:
+        """Update the strikes; return the agents that are newly in quarantine."""
         for name in accepted:
             self._counts.pop(name, None)
         for name in blamed:
@@ -228,25 +231,26 @@ class Gate:
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        """Who is not heard."""
+        """The agents in quarantine."""
         return tuple(sorted(self._quarantined))
 
     def release(self, name: str) -> None:
-        """Hear an agent again, as if it had never been refused."""
+        """Release an agent from quarantine, with no strikes."""
         if name not in self._quarantined:
             raise UserError(f"{abbreviated(name)} is not in quarantine")
         self._quarantined.remove(name)
 
-    def memory(self) -> dict[str, Any]:
-        """Settings and all that is remembered, for JSON."""
-        settings = {name: getattr(self, name) for name in ("bound", "factor", "strikes", "window", "floor")}
+    def snapshot(self) -> dict[str, Any]:
+        """The settings and the record of past rounds, as JSON values."""
+        settings = {"bound": self.bound, "factor": self.factor, "strikes": self.strikes}
+        settings |= {"window": self.window, "floor": self.floor}
         past = {"lengths": list(self._lengths), "counts": dict(sorted(self._counts.items()))}
         return {**settings, **past, "quarantined": list(self.quarantined)}
 
     @classmethod
-    def recall(cls, memory: Mapping[str, Any]) -> "Gate":
-        """The gate that a memory is of: it judges as that one would have."""
-        settings = dict(memory)
+    def restore(cls, snapshot: Mapping[str, Any]) -> "Gate":
+        """The gate of a snapshot, which continues exactly as the original would."""
+        settings = dict(snapshot)
         try:
             lengths, counts, out = (settings.pop(key) for key in ("lengths", "counts", "quarantined"))
             gate = cls(**settings)
@@ -254,9 +258,10 @@ class Gate:
             gate._counts.update({str(name): int(count) for name, count in counts.items()})
             gate._quarantined.update(map(str, out))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UserError(f"this is no gate's memory: {error}") from error
+            raise UserError(f"invalid snapshot of a gate: {error}") from error
         return gate
 
 
 def _number(x: Any) -> bool:
+    """Whether x is a real number; True and False are not."""
     return isinstance(x, numbers.Real) and not isinstance(x, bool)

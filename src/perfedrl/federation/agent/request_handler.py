@@ -1,0 +1,178 @@
+"""An agent's answers to the server's requests: one frame in, one frame out, one request at a time."""
+
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfedrl import privacy
+from perfedrl.errors import UserError
+from perfedrl.experiments.files import named_leaves
+from perfedrl.federation.agent.answer_store import AnswerStore, digest
+from perfedrl.federation.agent.config import AgentConfig
+from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
+from perfedrl.federation.frames import Frame, encode
+
+LONGEST_MESSAGE = 1000
+
+
+class Agent:
+    """An agent's worker and store behind requests. One request is processed at a time; "health" is answered at once."""
+
+    def __init__(self, config: AgentConfig, number: int, folder: Path):
+        self.worker, self.store = Worker(config, number), AnswerStore(folder, number)
+        self._lock = threading.Lock()
+        self._current = {"run": "", "round": ""}
+        self._handlers: Mapping[str, Callable[[Frame], Frame]] = {
+            "prepare": self._prepare,
+            "update": self._update,
+            "evaluate": self._evaluate,
+            "personalize": self._personalize,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being processed."""
+        return self._lock.locked()
+
+    def answer(self, frame: Frame) -> Frame:
+        """Answer a request; errors are answers too, of one sentence."""
+        try:
+            if frame.kind == "health":
+                return self._health()
+            if frame.kind not in self._handlers:
+                raise UserError(f"expected a request health, {', '.join(self._handlers)}, got {frame.kind[:40]!r}")
+            with self._working(frame):
+                return self._handlers[frame.kind](frame)
+        except UserError as error:
+            return failure(str(error))
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            return failure(f"the agent failed to process {frame.kind[:40]!r}: {type(error).__name__}, see its log")
+
+    @contextmanager
+    def _working(self, frame: Frame):
+        """Hold the lock, and remember the request for "health"."""
+        with self._lock:
+            self._current = {name: frame.fields.get(name, "")[:100] for name in self._current}
+            yield
+
+    def _health(self) -> Frame:
+        fields = {"name": f"agent-{self.worker.number}", "pid": str(os.getpid()), "version": version("perfedrl")}
+        fields |= {**self._current, "busy": "yes" if self.busy else "no", "rss": str(resident())}
+        return Frame("health", fields | {"env": self.worker.config.env})
+
+    def _prepare(self, frame: Frame) -> Frame:
+        run, generation, begun = text(frame, "run"), count(frame, "generation"), time.monotonic()
+        training, _ = self._training(frame)
+        self.store.join(run, generation, named_leaves(training.state))
+        training.prepare()
+        seconds = f"{time.monotonic() - begun:.6f}"
+        about = {"seconds": seconds, "trajectories": str(training.trajectories)}
+        return Frame("prepared", {"run": run, "generation": str(generation), **about})
+
+    def _update(self, frame: Frame) -> Frame:
+        run, generation, round_ = text(frame, "run"), count(frame, "generation"), count(frame, "round")
+        begun = time.monotonic()
+        training, message = self._training(frame)
+
+        def compute(tensors: Tensors) -> tuple[Tensors, Tensors]:
+            state = unnamed(training.state, tensors, f"the stored state of {run}")
+            upload, after = training.update(message, state, round_)
+            return named_leaves(upload), named_leaves(after)
+
+        identity = digest(frame.tensors, text(frame, "plan"))
+        private = training.private is not None
+        answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, private)
+        spent = training.trajectories if answer.fresh else 0
+        about = {"seconds": f"{time.monotonic() - begun:.6f}", "trajectories": str(spent)}
+        asked = {"run": run, "generation": str(generation), "round": str(round_)}
+        return Frame("upload", {**asked, **about, **privacy_fields(training, answer.releases)}, answer.upload)
+
+    def _evaluate(self, frame: Frame) -> Frame:
+        run, generation, round_ = text(frame, "run"), count(frame, "generation"), count(frame, "round")
+        if not self.worker.config.tell_outcomes:
+            raise UserError("this agent does not report outcomes (tell_outcomes = false)")
+        training, message = self._training(frame)
+        state = self._state(training, run, self.store.state(run, generation, round_, named_leaves(training.state)))
+        outcomes = training.evaluate(message, state, round_)
+        return Frame("outcomes", {"run": run, "generation": str(generation), "round": str(round_)}, scalars(outcomes))
+
+    def _personalize(self, frame: Frame) -> Frame:
+        run, m, draw = text(frame, "run"), count(frame, "m"), count(frame, "draw", "0")
+        path = self.store.path(run, "personal")
+        training, message = self._training(frame)
+        stored = self.store.stored(run)
+        if stored is not None and "generation" in frame.fields:
+            self.store.record_for(run, count(frame, "generation"), {})  # raises if the generation is stale
+        state = training.state if stored is None else self._state(training, run, stored.after)
+        own, outcomes = training.personalize(message, state, m, draw)
+        about = {"run": run, "m": str(m), "draw": str(draw), "number": str(self.worker.number)}
+        self.store.write(path, encode(Frame("personal", about, named_leaves(own))))
+        tensors = scalars(outcomes) if self.worker.config.tell_outcomes else {}
+        if frame.fields.get("parameters") == "yes":
+            tensors |= {f"parameters.{name}": x for name, x in named_leaves(own).items()}
+        return Frame("personalized", about, tensors)
+
+    def _training(self, frame: Frame) -> tuple[LocalTraining, Any]:
+        """The training that a request's plan describes, and the request's message, which must fit it."""
+        training = self.worker.training(text(frame, "plan"))
+        return training, unnamed(training.message, dict(frame.tensors), "the message")
+
+    def _state(self, training: LocalTraining, run: str, tensors: Tensors) -> Any:
+        return unnamed(training.state, tensors, f"the stored state of {run}")
+
+
+def failure(message: str) -> Frame:
+    """An error as an answer, in one line."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
+    return Frame("error", {"message": line[:LONGEST_MESSAGE]})
+
+
+def text(frame: Frame, name: str) -> str:
+    """A required field of a request."""
+    if name not in frame.fields:
+        raise UserError(f"a request {frame.kind!r} needs the field {name!r}")
+    return frame.fields[name]
+
+
+def count(frame: Frame, name: str, default: str | None = None) -> int:
+    """A field of a request that must be a whole number."""
+    value = text(frame, name) if default is None else frame.fields.get(name, default)
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise UserError(f"{name} must be a whole number, got {value[:40]!r}")
+    return int(value)
+
+
+def scalars(outcomes: AgentOutcomes) -> Tensors:
+    """Outcomes by name, e.g. "before.return"."""
+    both = outcomes._asdict().items()
+    return {f"{when}.{name}": np.asarray(x, np.float64) for when, named in both for name, x in named.items()}
+
+
+def privacy_fields(training: LocalTraining, releases: int) -> dict[str, str]:
+    """The number of noised uploads and the privacy loss so far; the loss only with the accounting library."""
+    table = training.config.privacy
+    if training.private is None or table is None:
+        return {}
+    fields = {"privacy_releases": str(releases)}
+    with suppress(UserError):
+        fields["epsilon"] = repr(privacy.loss(table.noise, releases, table.delta))
+    return fields
+
+
+def resident() -> int:
+    """Resident memory of this process in bytes; the peak where the system does not report the current value."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,132 @@
+"""The server's job: carry out the state machine's commands with real agents, a real clock and the run's folder."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from perfedrl.errors import UserError
+from perfedrl.experiments.provenance import provenance
+from perfedrl.experiments.store import has_run, read_provenance, save_run
+from perfedrl.federation.server.answers import Answers, AskAgents
+from perfedrl.federation.server.network_config import config_of
+from perfedrl.federation.server.presenter import Observer, Presenter, RunState, announce
+from perfedrl.federation.server.run_folder import RunFolder, ServerCheckpoint
+from perfedrl.federation.server.run_state_machine import (
+    Announce,
+    Command,
+    Fail,
+    Finish,
+    Log,
+    Pause,
+    Question,
+    RunStateMachine,
+    Save,
+)
+
+PAUSE = 1.0
+"""Seconds before a question is repeated that too few agents answered."""
+
+
+class Coordinator:
+    """Trains a run from its last checkpoint to its end; a crash costs at most the round under way.
+
+    `observers` watch it like a simulated run.
+    """
+
+    def __init__(self, folder: Path, generation: int, observers: Sequence[Observer] = ()):
+        self.folder, self.generation = RunFolder(folder), generation
+        with self.folder.writing(generation):
+            self.spec = self.folder.spec()
+        self.config = config_of(self.spec.config)
+        self.machine = RunStateMachine(self.config, self.spec, generation)
+        saved = self.folder.load_checkpoint(self.spec.run, self.machine.start)
+        self.state, self._commands = self.machine.begin(saved)
+        self.seconds = 0.0 if saved is None else saved.seconds
+        self._began = time.monotonic() - self.seconds
+        self.presenter = Presenter(self.folder, self.spec.run, generation, self.config.rounds, self.spec.agents)
+        self.observers: tuple[Observer, ...] = (self.presenter, *observers)
+
+    def run(self, ask: AskAgents) -> None:
+        """Train to the end."""
+        if self._saved():
+            self._end()
+            return
+        for observer in self.observers:
+            observer.on_start(self.run_state)
+        asked: dict[tuple[str, int], float] = {}
+        commands = self._commands
+        while question := self._carry_out(commands):
+            began = asked.setdefault((question.kind, question.round), time.monotonic())
+            answers = self._ask(ask, question)
+            self.state, commands = self.machine.answered(self.state, answers, time.monotonic() - began)
+            if self.state.round > question.round:
+                self.presenter.round_took(time.monotonic() - began)
+
+    def _ask(self, ask: AskAgents, question: Question) -> Answers:
+        """Send a question and show the answers while they come in."""
+
+        def enough(answers: Answers) -> bool:
+            self.presenter.waiting(self.state, answers)
+            return question.enough(answers)
+
+        return ask(question.kind, question.frame, set(question.without), enough, self.spec.terms.deadline)
+
+    def _carry_out(self, commands: Sequence[Command]) -> Question | None:
+        """Carry out commands in order; return the question among them, if there is one."""
+        for command in commands:
+            match command:
+                case Log(event, fields):
+                    self.presenter.log(event, fields)
+                case Save():
+                    self._save()
+                case Announce():
+                    announce(self.observers, self.run_state)
+                case Pause():
+                    time.sleep(PAUSE)
+                case Finish():
+                    self._finish()
+                case Fail(reason):
+                    raise UserError(reason)
+                case Question():
+                    return command
+        return None
+
+    @property
+    def run_state(self) -> RunState:
+        """The run as observers see it, without the states of the agents, which stay on their machines."""
+        return RunState(self.state.round, None, self.state.history, self.config.name, self.config.rounds)
+
+    def _save(self) -> None:
+        """Write a checkpoint."""
+        self.seconds = time.monotonic() - self._began
+        state, seed = self.state, self.config.seeds[0]
+        checkpoint = ServerCheckpoint(
+            self.spec.run, seed, state.round, state.server, state.history, state.gate.snapshot(), self.seconds
+        )
+        self.folder.save_checkpoint(checkpoint, self.generation)
+
+    def _finish(self) -> None:
+        """Save the finished run like one that was simulated."""
+        about = {**provenance(self.seconds), "federation": {"run": self.spec.run, "agents": list(self.spec.agents)}}
+        message = jax.tree.map(lambda x: x[None], self.state.server.message)
+        assert self.state.history is not None
+        with self.folder.writing(self.generation):
+            save_run(Path(self.spec.runs), self.config, self.state.history, None, message, about)
+        self.presenter.log("finished", {"round": self.state.round})
+        self._end()
+
+    def _end(self) -> None:
+        """Remove the checkpoint, and report the end last, since the supervisor acts on it."""
+        self.folder.checkpoint_path.unlink(missing_ok=True)
+        self.state = replace(self.state, phase="finished")
+        self.presenter.show(self.state)
+
+    def _saved(self) -> bool:
+        """Whether an earlier job saved the finished run but died before it could report that."""
+        runs = Path(self.spec.runs)
+        if not has_run(runs, self.config):
+            return False
+        return read_provenance(runs / self.config.folder).get("federation", {}).get("run") == self.spec.run

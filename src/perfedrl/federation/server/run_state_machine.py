@@ -1,0 +1,359 @@
+"""The state machine of a networked run: a state and the agents' answers give the next state and some commands.
+
+Pure: no files, no network, no clock. `coordinator.Coordinator` carries out the commands and measures the time.
+The only program that is compiled here is the algorithm's own server step.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from perfedrl.compilation import jit
+from perfedrl.errors import UserError
+from perfedrl.experiments.config import Config
+from perfedrl.experiments.files import named_leaves
+from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.server.answers import Answers, epsilon_in, history_of, of_kind, outcomes_in
+from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint
+from perfedrl.federation.server.upload_bound import hard_bound
+from perfedrl.federation.server.upload_checks import Expected, Gate
+from perfedrl.simulation.compiled import taking_part
+from perfedrl.simulation.history import History
+from perfedrl.simulation.simulator import Simulation
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """Ask all agents but `without`. `needed` answers close it once everybody in `waited_for` has answered or failed."""
+
+    kind: str
+    round: int
+    frame: bytes
+    without: frozenset[str]
+    waited_for: frozenset[str]
+    needed: int
+
+    def enough(self, answers: Answers) -> bool:
+        """Whether the question can be closed before its deadline."""
+        answered = set(answers.frames) | set(answers.failures)
+        return len(answers.frames) >= self.needed and self.waited_for & set(answers.asked) <= answered
+
+
+@dataclass(frozen=True)
+class Log:
+    """Append an event to the run's log."""
+
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Save:
+    """Write a checkpoint of the new state."""
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Report the new state to the observers."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait a moment before the next question, which repeats the last one."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Save the finished run."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """End the job with an error."""
+
+    reason: str
+
+
+Command = Question | Log | Save | Announce | Pause | Finish | Fail
+
+
+# --- state --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinatorState:
+    """The state of a run: what a checkpoint keeps, what is known of the agents, and the open question.
+
+    `lost` agents were silent when last asked, and are not waited for until they answer; `failing` agents reported a
+    failure. Of the open question, `accepted` holds the answers taken so far, and `settled` the agents that are not
+    asked again: those that sit the round out, and those whose answer was rejected.
+    """
+
+    round: int
+    server: PyTree
+    history: History | None
+    gate: Gate
+    epsilon: float | None = None
+    lost: frozenset[str] = frozenset()
+    failing: frozenset[str] = frozenset()
+    phase: str = "prepare"
+    accepted: Mapping[str, Any] = field(default_factory=dict)
+    settled: frozenset[str] = frozenset()
+    needed: int = 0
+    question: Question | None = None
+
+
+Transition = tuple[CoordinatorState, list[Command]]
+
+
+# --- transitions --------------------------------------------------------------------------------------------------
+
+
+class RunStateMachine:
+    """The transitions of one run: `begin` gives the first question, `answered` follows each one.
+
+    The phases are "prepare" (agents compile), "update" (one per round), "evaluate" (before the first round and after
+    those that the config names), "personalize" (if the terms ask for it) and "finished".
+    """
+
+    def __init__(self, config: Config, spec: RunSpec, generation: int):
+        self.config, self.spec, self.generation = config, spec, generation
+        self.experiment, self.terms, self.names = config.parts, spec.terms, spec.agents
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The same run in one process: its start, its participation draws, and what a round costs."""
+        return Simulation(
+            self.experiment.fleet,
+            self.experiment.policy,
+            [self.experiment.algorithm],
+            self.config.seeds,
+            self.experiment.agent,
+            None,
+            self.experiment.evaluation,
+            self.config.start,
+            self.experiment.weights,
+            self.config.participation,
+        )
+
+    @cached_property
+    def start(self) -> PyTree:
+        """The server's state before round 0."""
+        return jax.tree.map(lambda x: np.asarray(x[0]), self.simulation.start().server)
+
+    def begin(self, saved: ServerCheckpoint | None = None) -> Transition:
+        """Start a new run, or continue one from its checkpoint; agents compile before the first round."""
+        if saved is None:
+            gate = Gate(hard_bound(self.config), self.terms.factor, self.terms.strikes)
+            state = CoordinatorState(0, self.start, None, gate)
+        else:
+            gate = Gate.restore({**saved.gate, "factor": self.terms.factor, "strikes": self.terms.strikes})
+            released = self.spec.released if self.generation == self.spec.since else ()
+            for name in set(released) & set(gate.quarantined):
+                gate.release(name)
+            state = CoordinatorState(saved.round, saved.server, saved.history, gate)
+        started = Log("start", {"generation": self.generation, "round": state.round})
+        state, question = self._enter(state, "prepare")
+        return state, [started, question]
+
+    def answered(self, state: CoordinatorState, answers: Answers, waited: float) -> Transition:
+        """Process the answers to the open question, `waited` seconds after it was asked for the first time."""
+        state, commands = self._note_agents(state, answers)
+        state, refused, told = self._take(state, answers)
+        commands += told
+        errors = of_kind(answers, "error")[0] if refused else {}
+        settled = {name for name in refused if state.phase == "prepare" or name not in errors}
+        state = replace(state, settled=state.settled | settled)
+        last = state.phase == "personalize" or (state.phase == "evaluate" and state.round == self.config.rounds)
+        # The last answers of a run matter for everybody: failed agents have until the deadline to come back.
+        hopeful = bool(last and answers.failures and waited < self.terms.deadline)
+        if len(state.accepted) >= state.needed and not hopeful:
+            state, more = self._complete(state, answers)
+            return state, commands + more
+        possible = set(self.names) - state.settled - set(state.gate.quarantined)
+        if len(possible) < state.needed or (waited > self.terms.patience and not hopeful):
+            reason = self._too_few(state, {**answers.failures, **refused})
+            return state, [*commands, Fail(reason)]
+        if not hopeful:
+            repeated = {"round": state.round, "task": state.phase, "agents": sorted(state.accepted)}
+            commands.append(Log("repeated", repeated))
+        state, question = self._ask(state)
+        return state, [*commands, Pause(), question]
+
+    # --- questions
+
+    def frame(self, state: CoordinatorState, kind: str, **fields: Any) -> bytes:
+        """The encoded question of one kind: the run, its config, and the server's message."""
+        about = {"run": self.spec.run, "generation": self.generation, "round": state.round, **fields}
+        texts = {name: str(value) for name, value in about.items()}
+        return encode(Frame(kind, {**texts, "plan": self.spec.config}, named_leaves(state.server.message)))
+
+    def _enter(self, state: CoordinatorState, phase: str) -> tuple[CoordinatorState, Question]:
+        """Open the first question of a phase; an update is asked of the agents that are drawn for the round."""
+        absent = frozenset(self.names) - self._drawn(state) if phase == "update" else frozenset()
+        needed = min(self.terms.min_agents, len(self.names) - len(absent))
+        return self._ask(replace(state, phase=phase, accepted={}, settled=absent, needed=needed))
+
+    def _ask(self, state: CoordinatorState) -> tuple[CoordinatorState, Question]:
+        """Ask everybody who is neither done nor in quarantine; agents that were silent before are not waited for."""
+        fields = {"m": self.terms.personalize, "draw": 0} if state.phase == "personalize" else {}
+        without = frozenset(state.accepted) | state.settled | set(state.gate.quarantined)
+        waited_for = frozenset(self.names) - without - state.lost
+        frame = self.frame(state, state.phase, **fields)
+        needed = state.needed - len(state.accepted)
+        question = Question(state.phase, state.round, frame, without, waited_for, needed)
+        return replace(state, question=question), question
+
+    def _drawn(self, state: CoordinatorState) -> frozenset[str]:
+        """The agents that take part in this round, drawn as the simulator draws them."""
+        drawn = taking_part(self.config.seeds[0], state.round, len(self.names), self.simulation.present)
+        return frozenset(self.names[i] for i in drawn.tolist())
+
+    # --- answers
+
+    def _note_agents(self, state: CoordinatorState, answers: Answers) -> tuple[CoordinatorState, list[Command]]:
+        """Update which agents are lost or failing, and log those whose status changed."""
+        known, about = set(answers.frames), {"round": state.round, "task": state.phase}
+        failed = sorted(set(answers.failures) - state.failing)
+        silent = sorted(answers.silent - state.lost)
+        back = sorted((state.lost | state.failing) & known)
+        commands: list[Command] = [
+            *(Log("failure", {"agent": name, **about, "reason": answers.failures[name]}) for name in failed),
+            *(Log("silent", {"agent": name, **about}) for name in silent),
+            *(Log("back", {"agent": name, **about}) for name in back),
+        ]
+        failing = (state.failing | set(answers.failures)) - known
+        lost = (state.lost | answers.silent) - known - set(answers.failures) - set(answers.late)
+        return replace(state, failing=frozenset(failing), lost=frozenset(lost)), commands
+
+    def _take(
+        self, state: CoordinatorState, answers: Answers
+    ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
+        """Accept or reject each answer; return the reasons of the rejections and what to log."""
+        if state.phase == "update":
+            return self._take_uploads(state, answers)
+        taken: Mapping[str, Any] = answers.frames
+        refused: dict[str, str] = {}
+        if state.phase == "prepare":
+            taken, refused = of_kind(answers, "prepared")
+        return replace(state, accepted={**state.accepted, **taken}), refused, []
+
+    def _take_uploads(
+        self, state: CoordinatorState, answers: Answers
+    ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
+        """Check the uploads of the agents drawn for this round; the gate's record of them is part of the state."""
+        message = named_leaves(self.experiment.algorithm.unchanged_upload(state.server.message))
+        expected = Expected(self.spec.run, self.generation, state.round, message)
+        drawn, gate = self._drawn(state), copy.deepcopy(state.gate)
+        verdict = gate.judge(expected, {name: data for name, data in answers.frames.items() if name in drawn})
+        commands: list[Command] = [
+            Log("refused", {"agent": name, "round": state.round, "reason": reason})
+            for name, reason in sorted(verdict.refused.items())
+        ]
+        commands += [Log("quarantined", {"agent": name, "round": state.round}) for name in verdict.quarantined]
+        epsilon = state.epsilon
+        if self.config.privacy is not None:
+            epsilon = largest_epsilon((answers.frames[name] for name in verdict.accepted), epsilon)
+        accepted = {**state.accepted, **verdict.accepted}
+        return replace(state, gate=gate, epsilon=epsilon, accepted=accepted), verdict.refused, commands
+
+    def _too_few(self, state: CoordinatorState, why: Mapping[str, str]) -> str:
+        """The error for a question that too few agents answered."""
+        came = len(state.accepted)
+        reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(why.items()))
+        advice = f"; to continue with fewer, use --min-agents {came}" if came else ""
+        return (
+            f"round {state.round}: expected answers to {state.phase!r} from {state.needed} agents, "
+            f"got {came}{reasons}{advice}"
+        )
+
+    # --- ends of phases
+
+    def _complete(self, state: CoordinatorState, answers: Answers) -> Transition:
+        """Use the accepted answers, and open the next question."""
+        commands: list[Command] = []
+        if state.phase == "update":
+            try:
+                state, commands = self._aggregate(state, answers)
+            except UserError as error:
+                return state, [Fail(str(error))]
+        elif state.phase == "evaluate":
+            state, commands = self._evaluate(state), [Save(), Announce()]
+        elif state.phase == "personalize":
+            commands = self._personalized(state)
+        phase = self._next_phase(state)
+        if phase == "finished":
+            return replace(state, phase=phase, question=None), [*commands, Finish()]
+        state, question = self._enter(state, phase)
+        return state, [*commands, question]
+
+    def _next_phase(self, state: CoordinatorState) -> str:
+        """The phase after a complete one."""
+        if state.phase == "personalize":
+            return "finished"
+        if self.evaluation_due(state):
+            return "evaluate"
+        if state.round < self.config.rounds:
+            return "update"
+        return "personalize" if self.terms.personalize else "finished"
+
+    def evaluation_due(self, state: CoordinatorState) -> bool:
+        """Whether the run is evaluated before its next round."""
+        evaluated = () if state.history is None else state.history.rounds
+        return state.round in (0, *self.config.stops) and state.round not in evaluated
+
+    def _aggregate(self, state: CoordinatorState, answers: Answers) -> Transition:
+        """Take the server's step with the accepted uploads, in the fleet's order."""
+        present = [name for name in self.names if name in state.accepted]
+        tree, leaves = jax.tree.structure(state.server.message), list(named_leaves(state.server.message))
+        stacked = [np.stack([state.accepted[name][leaf] for name in present]) for leaf in leaves]
+        weights = self._weights[[self.names.index(name) for name in present]]
+        uploads = jax.tree.unflatten(tree, stacked)
+        server = jax.tree.map(np.asarray, _server(self.experiment.algorithm, state.server, uploads, weights))
+        if not all(np.isfinite(x).all() for x in jax.tree.leaves(server)):
+            raise UserError(f"training diverged in round {state.round}: lower alpha or beta")
+        assert state.question is not None
+        sizes = len(state.question.frame), max(map(len, answers.frames.values()), default=0)
+        about = {"round": state.round, "agents": present, "generation": self.generation, "bytes": sizes}
+        about |= {} if state.epsilon is None else {"epsilon": state.epsilon}
+        state = replace(state, server=server, round=state.round + 1)
+        announced = () if self.evaluation_due(state) else (Announce(),)  # else the evaluation announces the round
+        return state, [Save(), Log("round", about), *announced]
+
+    @cached_property
+    def _weights(self) -> np.ndarray:
+        weights = self.experiment.weights
+        return np.asarray(np.ones(len(self.names)) if weights is None else weights, np.float32)
+
+    def _evaluate(self, state: CoordinatorState) -> CoordinatorState:
+        """Add the agents' outcomes before and after their own adaptation to the history; agents may decline."""
+        found = {name: outcomes_in(state.accepted.get(name)) for name in self.names}
+        reported = {name: outcomes for name, outcomes in found.items() if outcomes is not None}
+        now = history_of(reported, self.names, state.round, self.simulation)
+        return replace(state, history=now if state.history is None else state.history.extend(now))
+
+    def _personalized(self, state: CoordinatorState) -> list[Command]:
+        """Log what each agent's own policy, which stays with the agent, is worth."""
+        found = {name: outcomes_in(state.accepted.get(name), "personalized") for name in self.names}
+        return [Log("personalized", {"agent": name, **said}) for name, said in found.items() if said is not None]
+
+
+def largest_epsilon(frames: Iterable[bytes], otherwise: float | None) -> float | None:
+    """The largest privacy loss that agents report."""
+    losses = [loss for data in frames if (loss := epsilon_in(data)) is not None]
+    return max(losses) if losses else otherwise
+
+
+def _server_step(algorithm: Any, state: PyTree, uploads: PyTree, weights: Any) -> PyTree:
+    return algorithm.server(state, uploads, weights)
+
+
+_server = jit(_server_step)

@@ -1,0 +1,46 @@
+"""A federation without a network: the server's coordinator asks agents in this process."""
+
+import itertools
+
+from real_fleet import config
+
+from perfedrl.federation.frames import decode, encode
+from perfedrl.federation.server.answers import Answers
+from perfedrl.federation.server.coordinator import Coordinator
+from perfedrl.federation.server.run_folder import RunFolder, RunSpec, Terms
+
+NAMES = ("agent-0", "agent-1", "agent-2")
+CONFIG = config("asked", 4)
+"""One config for most tests, so that the agents compile once."""
+RUNS = itertools.count()
+
+
+class InProcessAgents:
+    """Asks agents in this process. `trouble` maps (kind, round) to a function that changes the answers."""
+
+    def __init__(self, agents, trouble=None):
+        self.agents, self.trouble, self.asked = agents, trouble or {}, []
+
+    def __call__(self, kind, frame, without, enough, deadline):
+        question = decode(frame)
+        names = [name for name in self.agents if name not in without]
+        answers = Answers(asked=tuple(names))
+        for name in names:
+            answers.frames[name] = encode(self.agents[name].answer(question))
+        self.asked.append((kind, int(question.fields["round"]), tuple(names)))
+        self.trouble.get((kind, int(question.fields["round"])), lambda _: None)(answers)
+        enough(answers)
+        return answers
+
+
+def new_run(folder, wanted=CONFIG, **terms):
+    """The folder of a new run with some terms; the finished run will be in `folder / "runs"`."""
+    run_folder = RunFolder(folder / "control")
+    terms = Terms(**{"min_agents": 3, "deadline": 5.0, "patience": 3.0, "personalize": 0, **terms})
+    run_folder.write_spec(RunSpec(f"run-{next(RUNS)}", wanted.to_toml(), NAMES, terms, str(folder / "runs")))
+    return run_folder
+
+
+def train(run_folder, agents, observers=()):
+    """Train with a new job to its end."""
+    Coordinator(run_folder.path, run_folder.next_generation(), observers).run(agents)
