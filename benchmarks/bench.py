@@ -8,6 +8,7 @@ import itertools
 import resource
 import statistics
 import time
+from dataclasses import replace
 
 import bench_neural
 import jax
@@ -26,8 +27,8 @@ ROUNDS, SEEDS, STEPS_PER_EPISODE = 80, 10, 16
 
 
 def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
-    parts = tabular(variant, 2.0, seeds).parts
-    return Simulation(fleet or parts.fleet, parts.policy, [parts.algorithm] * seeds, list(range(seeds)), parts.agent)
+    parts = tabular(variant, 2.0, seeds).experiment
+    return Simulation(parts if fleet is None else replace(parts, fleet=fleet), list(range(seeds)))
 
 
 def numpy_seconds(variant: str, seeds: int) -> float:

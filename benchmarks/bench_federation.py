@@ -63,7 +63,7 @@ def config(hidden: tuple[int, ...], rounds: int):
 
 
 def parameters(config) -> int:
-    return sum(x.size for x in jax.tree.leaves(config.parts.policy.init(jax.random.key(0))))
+    return sum(x.size for x in jax.tree.leaves(config.experiment.policy.init(jax.random.key(0))))
 
 
 class Meter(threading.Thread):

@@ -19,7 +19,7 @@ from perfedrl import compilation
 from perfedrl.envs import ENVS, gymnasium_fleet
 from perfedrl.policies import MLPSoftmax
 from perfedrl.rollout import RolloutSampler
-from perfedrl.simulation.compiled import over_lanes
+from perfedrl.simulation.compiled import over_replicas
 from perfedrl.types import Params
 
 POLICY = MLPSoftmax((4, 32, 2))
@@ -61,7 +61,7 @@ def ours(params: Params, agents: int, episodes: int, repeats: int) -> Rate:
     poles = ENVS["cart-pole"](agents=agents, held_out=0, horizon=HORIZON).train
     cores = len(jax.local_devices())
     sample = lambda task, key, params: RolloutSampler(task, POLICY).sample(params, key, episodes)  # noqa: E731
-    call = compilation.jit(lambda tasks, keys: over_lanes(sample, (tasks, keys), (params,), cores))
+    call = compilation.jit(lambda tasks, keys: over_replicas(sample, (tasks, keys), (params,), cores))
     keys = jax.random.split(jax.random.key(0), agents)
     seconds = repeated(lambda: jax.block_until_ready(call(poles, keys)), repeats)
     happened = float(np.sum(call(poles, keys).mask))

@@ -19,13 +19,13 @@ HOW = {"alpha": 1.0, "beta": 0.2, "m_in": 10, "m_out": 10}
 
 
 def simulation(config) -> Simulation:
-    parts = config.parts
+    parts = config.experiment
     algorithms = [parts.algorithm] * len(config.seeds)
-    return Simulation(parts.fleet, parts.policy, algorithms, list(config.seeds), parts.agent)
+    return Simulation(config.experiment, list(config.seeds), algorithms)
 
 
 def start() -> Net:
-    parts = meta_config(1).parts
+    parts = meta_config(1).experiment
     first, second = jax.tree.map(lambda x: np.asarray(x, float), parts.policy.init(jax.random.key(0)))
     return Net(first["weight"], first["bias"], second["weight"], second["bias"])
 
@@ -37,7 +37,7 @@ def draw(seed: int) -> Callable[..., np.ndarray]:
 
 def meta_training(peer_seeds: int) -> None:
     """E5's first-order training, ten seeds; the peer is charged in proportion to the seeds it runs."""
-    goals = list(meta_config(1).parts.fleet.train.goal)
+    goals = list(meta_config(1).experiment.fleet.train.goal)
     net, how = start(), {**HOW, "m_h": 0, "rounds": 150, "local_steps": 5}
     peer = sum(clock(lambda s=s: train_numpy(net, goals, draw(s), **how)) for s in range(peer_seeds))
     peer *= SEEDS / peer_seeds
@@ -58,7 +58,7 @@ def meta_training(peer_seeds: int) -> None:
 
 def exact_step(m_h: int = 1000) -> None:
     """One local step of the exact variant, per agent and seed, in a round of six agents and ten seeds."""
-    goals, net = list(meta_config(1).parts.fleet.train.goal), start()
+    goals, net = list(meta_config(1).experiment.fleet.train.goal), start()
     uniforms = draw(0)
     peer = statistics.median(
         clock(lambda g=g: local_step(net, g, lambda _, m: uniforms(m), **HOW, m_h=m_h)) for g in goals * 3

@@ -60,6 +60,9 @@ _HOME = {
     "simulation.history": "Deployment History",
     "policies": "GaussianMLP LogLinearSoftmax MLPSoftmax TableSoftmax",
     "simulation": "Result Simulation simulate",
+    "simulation.experiment": "Experiment",
+    "simulation.observers": "Observer",
+    "simulation.run_state": "RunState",
 }
 """The modules in which the package's functions and classes live."""
 
@@ -70,6 +73,7 @@ __all__ = [
     "Assessment",
     "Config",
     "Deployment",
+    "Experiment",
     "FedAvgPG",
     "Fleet",
     "GaussianMLP",
@@ -80,11 +84,13 @@ __all__ = [
     "MLPSoftmax",
     "MonteCarlo",
     "Navigation",
+    "Observer",
     "PerFedAvgPG",
     "Personalized",
     "PointNavigation",
     "Result",
     "Run",
+    "RunState",
     "Simulation",
     "TableSoftmax",
     "TabularMDP",

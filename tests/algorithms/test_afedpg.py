@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 from untraced import Untraced
 
 import perfedrl as pf
@@ -11,14 +12,13 @@ from perfedrl.algorithms import AFedPG
 from perfedrl.algorithms.afedpg import Arrival
 from perfedrl.estimators import Sampled
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.simulator import Simulation
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 PLAIN = AFedPG(1.0, 0.5, m=5, delays="none", momentum=1.0, decay=0.0, normalize=False)
 
 
 def run(algorithm, rounds, agent=None):
-    simulation = Simulation(FLEET, POLICY, [algorithm], [3], agent)
+    simulation = simulation_of(FLEET, POLICY, [algorithm], [3], agent)
     return jax.tree.map(lambda x: x[0], simulation.advance(simulation.start(), 0, rounds))
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from simulations import simulation_of
 from small_gridworld import FLEET, POLICY, Keeping, agent
 from tiny_config import BASE, changed
 
@@ -17,7 +18,6 @@ from perfedrl.algorithms import AGGREGATIONS, Robust, average, unwrapped
 from perfedrl.algorithms.aggregation import Aggregation, GeometricMedian, Krum, Mean, Median, TrimmedMean
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import train
-from perfedrl.simulation.simulator import Simulation
 
 MADE = {name: AGGREGATIONS[name]() for name in AGGREGATIONS} | {"multi-krum": Krum(1, keep=3)}
 ROBUST = {name: made for name, made in MADE.items() if name != "mean"}
@@ -200,7 +200,7 @@ def test_robust_leaves_the_clients_work_alone_and_offers_what_the_inner_one_does
 @pytest.mark.parametrize("rule", [GeometricMedian(8), Krum(1, 2)], ids=lambda r: type(r).__name__)
 def test_a_seed_does_not_depend_on_what_runs_beside_it(rule):
     def final(seeds, chunk=None):
-        simulation = Simulation(FLEET, POLICY, [Robust(OWN, rule)] * len(seeds), seeds, chunk=chunk)
+        simulation = simulation_of(FLEET, POLICY, [Robust(OWN, rule)] * len(seeds), seeds, chunk=chunk)
         return simulation.advance(simulation.start(), 0, 3).server.message
 
     np.testing.assert_array_equal(final([4, 5, 6])[1], final([5], chunk=2)[0])
@@ -208,13 +208,13 @@ def test_a_seed_does_not_depend_on_what_runs_beside_it(rule):
 
 def test_weights_reach_the_server():
     weights = [1.0, 2.0, 3.0, 0.5, 1.0, 1.0, 1.0, 4.0][: FLEET.agents]
-    plain, weighted = (Simulation(FLEET, POLICY, [OWN], [3], weights=w) for w in (None, weights))
-    uploads = Simulation(FLEET, POLICY, [Keeping(OWN)], [3])
+    plain, weighted = (simulation_of(FLEET, POLICY, [OWN], [3], weights=w) for w in (None, weights))
+    uploads = simulation_of(FLEET, POLICY, [Keeping(OWN)], [3])
     kept = uploads.advance(uploads.start(), 0, 1).server.private[0]
     for simulation, w in ((plain, np.ones(FLEET.agents)), (weighted, weights)):
         message = simulation.advance(simulation.start(), 0, 1).server.message[0]
         np.testing.assert_allclose(message, np.average(kept, axis=0, weights=w), rtol=1e-5, atol=1e-6)
-    alike = Simulation(FLEET, POLICY, [OWN], [3], weights=[1.0] * FLEET.agents)
+    alike = simulation_of(FLEET, POLICY, [OWN], [3], weights=[1.0] * FLEET.agents)
     same = [s.advance(s.start(), 0, 3).server.message for s in (plain, alike)]
     np.testing.assert_array_equal(same[0].view(np.int32), same[1].view(np.int32))
 
@@ -227,7 +227,7 @@ def test_too_few_agents_are_refused_also_where_fewer_answer_than_expected():
     with pytest.raises(pf.UserError, match="sent something"):
         jax.eval_shape(Robust(OWN, rule).server, OWN.init(jnp.zeros((9, 4)))[0], jnp.zeros((3, 9, 4)), ones(3))
     with pytest.raises(pf.UserError, match=f"at least 23 training agents; there are {FLEET.agents}"):
-        Simulation(FLEET, POLICY, [Robust(OWN, Krum(10))], [0])
+        simulation_of(FLEET, POLICY, [Robust(OWN, Krum(10))], [0])
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_a_config_names_an_aggregation_and_one_without_keeps_its_digest(tmp_path
     spelled = make_config(changed(aggregation={"name": "geometric-median", "iterations": 64}))
     assert spelled == robust
     assert spelled.digest == robust.digest
-    assert isinstance(robust.parts.algorithm, Robust)
+    assert isinstance(robust.experiment.algorithm, Robust)
     weighted = make_config(changed(aggregation={"name": "mean", "weights": [1, 2.5, 3, 1]}))
-    assert isinstance(weighted.parts.algorithm, pf.PerFedAvgPG), "a mean is no wrapper"
-    assert weighted.parts.weights == (1, 2.5, 3, 1)
+    assert isinstance(weighted.experiment.algorithm, pf.PerFedAvgPG), "a mean is no wrapper"
+    assert weighted.experiment.weights == (1, 2.5, 3, 1)
     assert (
         robust.trains_with == make_config(changed(aggregation="geometric-median", algorithm={"alpha": 3.0})).trains_with
     )
@@ -300,4 +300,4 @@ def test_a_run_trains_with_its_weights(tmp_path):
     config = make_config({**quick, "aggregation": {"name": "mean", "weights": [1, 2.5, 3, 1]}})
     run = train(config, tmp_path)
     assert not np.array_equal(run.params, train(make_config(quick), tmp_path).params)
-    assert pf.load_run(run.folder).config.parts.weights == (1, 2.5, 3, 1)
+    assert pf.load_run(run.folder).config.experiment.weights == (1, 2.5, 3, 1)

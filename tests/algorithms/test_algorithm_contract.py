@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 from tiers import some_slow
 
 import perfedrl as pf
@@ -19,8 +20,10 @@ from perfedrl.estimators import Sampled
 from perfedrl.exact.tabular import Exact
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
-from perfedrl.simulation.compiled import START, FleetState, agent_key, agent_keys, fleet_round
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.key_domains import START
+from perfedrl.simulation.compiled import fleet_round
+from perfedrl.simulation.keys import agent_key, agent_keys
+from perfedrl.simulation.run_state import FleetState
 
 FLEET, TABLE = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 SETTINGS: dict[str, Any] = {"alpha": 1.0, "beta": 0.3, "m_in": 3, "m_h": 3, "m_out": 3, "m": 3, "m_anchor": 3}
@@ -187,7 +190,7 @@ def looped(name):
 
 
 def simulation(case, seeds=(SEED,)):
-    return Simulation(case.fleet, case.policy, [case.algorithm] * len(seeds), list(seeds), case.agent)
+    return simulation_of(case.fleet, case.policy, [case.algorithm] * len(seeds), list(seeds), case.agent)
 
 
 def advanced(case, *cuts, seeds=(SEED,)):
@@ -359,7 +362,7 @@ def test_one_agent_alone_is_local_pg_in_half_the_rounds_of_fast_fedpg_without_no
     fleet = pf.Fleet(jax.tree.map(lambda x: x[2:3], FLEET.train))
     after = {}
     for name, rounds in (("fast-fedpg", 6), ("local-pg", 3)):
-        simulator = Simulation(fleet, TABLE, [make(name)], [SEED], Exact(TABLE))
+        simulator = simulation_of(fleet, TABLE, [make(name)], [SEED], Exact(TABLE))
         after[name] = simulator.advance(simulator.start(), 0, rounds)
     np.testing.assert_allclose(after["fast-fedpg"].server.message.theta, after["local-pg"].clients[:, 0], atol=1e-14)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 from small_gridworld import FLEET, POLICY
 from tiny_config import BASE, changed
 
@@ -13,7 +14,6 @@ from perfedrl.algorithms.aggregation import Krum, Median
 from perfedrl.algorithms.attacks import Random, Scaled, SignFlip
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
-from perfedrl.simulation.simulator import Simulation
 
 OWN = pf.FedAvgPG(1.0, 0.3, local_steps=2, m=3)
 MESSAGE, UPLOAD, KEY = jnp.asarray([1.0, 2.0]), jnp.asarray([2.0, 0.0]), jax.random.key(3)
@@ -115,7 +115,7 @@ def test_attacks_that_make_no_sense_are_refused():
             ServerState(MESSAGE, ((), jnp.zeros((), jnp.int32))), jnp.ones((2, 2)), jnp.ones(2)
         )
     with pytest.raises(pf.UserError, match=f"at least {FLEET.agents + 1} training agents"):
-        Simulation(FLEET, POLICY, [Attacked(OWN, SignFlip(), FLEET.agents)], [0])
+        simulation_of(FLEET, POLICY, [Attacked(OWN, SignFlip(), FLEET.agents)], [0])
     for name, params in (("sign-flip", {"scale": 0.0}), ("scaled", {"factor": -1.0}), ("random", {"factor": np.inf})):
         with pytest.raises(pf.UserError, match=next(iter(params))):
             ATTACKS[name](**params)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, ControlVariate, FedOpt, Personal, Private, StormPG
@@ -14,7 +15,6 @@ from perfedrl.errors import UserError
 from perfedrl.exact.tabular import Exact
 from perfedrl.experiments.config import make_config
 from perfedrl.federation.server.network_config import networked
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.mechanisms.client_sampling import sampling
 
 FLEET = pf.gridworld(width=3, horizon=5)
@@ -36,7 +36,7 @@ TABLE = {
 
 def after(algorithm, rounds, exact=True, fleet=FLEET, seed=0, **how):
     """The state after some rounds of one lane; without sampling noise, where it is not asked for."""
-    simulation = Simulation(fleet, POLICY, [algorithm], [seed], Exact(POLICY) if exact else None, **how)
+    simulation = simulation_of(fleet, POLICY, [algorithm], [seed], Exact(POLICY) if exact else None, **how)
     return jax.tree.map(lambda x: x[0], simulation.advance(simulation.start(), 0, rounds))
 
 
@@ -145,11 +145,11 @@ def test_memories_share_a_program_and_each_has_its_own_bits():
     """Also where a server's optimizer has moments."""
     inner = FedOpt(MANY, "adam", 0.1)
     few = [ControlVariate(inner, "round", N, memory) for memory in (0.1, 1.0)]
-    together = Simulation(FLEET, POLICY, few, [3, 3], participation=0.5)
+    together = simulation_of(FLEET, POLICY, few, [3, 3], participation=0.5)
     message = together.advance(together.start(), 0, 3).server.message
     assert np.abs(message[0] - message[1]).max() > 1e-3
     for i, algorithm in enumerate(few):
-        alone = Simulation(FLEET, POLICY, [algorithm], [3], participation=0.5)
+        alone = simulation_of(FLEET, POLICY, [algorithm], [3], participation=0.5)
         np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], message[i])
 
 
@@ -181,7 +181,7 @@ def test_at_rest_sampling_no_longer_moves_anything_in_either_mode():
 
 
 def test_uploads_are_as_large_as_without_it_and_only_steps_need_a_broadcast():
-    size = lambda algorithm: Simulation(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
+    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
     plain, number = size(MANY), 4 * 36
     assert plain == 2 * number
     assert size(ControlVariate(MANY, "round", N)) == plain
@@ -199,7 +199,7 @@ def test_newcomers_and_learned_step_sizes_are_served_in_both_modes():
             kept, learned.personalize(learned.init(jnp.zeros((9, 4)))[0].message, (), agent, jax.random.key(0), 0)
         )
         assert algorithm.deployment_step_size(server.message) == 1.0
-        Simulation(FLEET, POLICY, [algorithm], [0], participation=0.5)
+        simulation_of(FLEET, POLICY, [algorithm], [0], participation=0.5)
 
 
 def test_personal_parameters_stay_with_the_agents_under_controls_of_rounds():
@@ -227,7 +227,7 @@ def test_what_cannot_be_corrected_is_refused():
     with pytest.raises(UserError, match="at most 1"):
         ControlVariate(MANY, "round", N, 2.0)
     with pytest.raises(UserError, match=r"add up to 8; .* made for 4"):
-        Simulation(FLEET, POLICY, [ControlVariate(MANY, "round", 4)], [0])
+        simulation_of(FLEET, POLICY, [ControlVariate(MANY, "round", 4)], [0])
     with pytest.raises(UserError, match="holds more than these"):
         make_config({**TABLE, "algorithm": {"name": "fast-fedpg", "alpha": 1.0, "beta": 0.1}})
 
@@ -255,8 +255,8 @@ def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
     assert published.trains_with == config.trains_with
     assert len({config.digest, published.digest, make_config({**TABLE, "control_variate": "step"}).digest}) == 3
     assert '"memory"' in json.dumps(config.model_dump(mode="json", exclude_defaults=True)), "of the digest, always"
-    assert isinstance(config.parts.algorithm, ControlVariate)
-    assert config.parts.algorithm.total == N
+    assert isinstance(config.experiment.algorithm, ControlVariate)
+    assert config.experiment.algorithm.total == N
     with pytest.raises(UserError, match="for simulations"):
         networked(make_config({**TABLE, "participation": 1}))
     server = {"optimizer": "sgd", "rate": 0.25}

@@ -4,13 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 from untraced import Untraced
 
 import perfedrl as pf
 from perfedrl.algorithms import FastFedPG
 from perfedrl.estimators import Sampled
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.theory.noiseless_limits import noiseless_limit
 from perfedrl.theory.witness import attracting_witness
 
@@ -18,7 +18,7 @@ FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 
 
 def final(algorithm, rounds, fleet=FLEET, policy=POLICY, agent=None):
-    simulation = Simulation(fleet, policy, [algorithm], [3], agent)
+    simulation = simulation_of(fleet, policy, [algorithm], [3], agent)
     return simulation.advance(simulation.start(), 0, rounds).server.message
 
 

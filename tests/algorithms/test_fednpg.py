@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law, random_mdp
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import FedNPG, Private
@@ -14,7 +15,6 @@ from perfedrl.envs import fleet as fleet_of
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys
 from perfedrl.exact import soft as exact_soft
 from perfedrl.exact.tabular import Exact, ExactObjective
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Trajectory
 
 GRID, POLICY, GAMMA, LAMBDA = pf.gridworld(), pf.TableSoftmax(25, 4), 0.9, 0.1
@@ -37,7 +37,7 @@ def by_solving(mdp, pi, entropy):
 
 def run(fleet, policy, algorithm, rounds):
     """The messages after every round of a noiseless run, from the start on."""
-    simulation = Simulation(fleet, policy, [algorithm], [0], Exact(policy))
+    simulation = simulation_of(fleet, policy, [algorithm], [0], Exact(policy))
     state, kept = simulation.start(), []
     for k in range(rounds):
         kept.append(state.server.message[0])
@@ -189,7 +189,7 @@ def test_sampled_runs_reach_the_optimum_too():
     """In a deterministic world to rounding, once the batch is large enough to see everything now and then."""
     fleet, policy = pf.gridworld(width=3, horizon=6), pf.TableSoftmax(9, 4)
     best = exact_soft.soft_optimum(mean_mdp(fleet), LAMBDA)
-    simulation = Simulation(fleet, policy, [FedNPG(0.0, 0.2, LAMBDA, 30)] * 2, [0, 1])
+    simulation = simulation_of(fleet, policy, [FedNPG(0.0, 0.2, LAMBDA, 30)] * 2, [0, 1])
     after = simulation.advance(simulation.start(), 0, 80).server.message
     assert np.abs(log_softmax(after) - best.log_policy).max() < 1e-3
 

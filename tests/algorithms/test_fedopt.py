@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import FedOpt, Personal, Robust
@@ -12,7 +13,6 @@ from perfedrl.algorithms.base import ServerState
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import make_config
 from perfedrl.simulation import compiled
-from perfedrl.simulation.simulator import Simulation
 
 FLEET = pf.gridworld(width=3, horizon=5)
 POLICY = pf.TableSoftmax(9, 4)
@@ -30,7 +30,7 @@ MOVES = np.asarray([[1.0, -0.5, 0.0], [0.5, 0.5, 0.0], [-0.25, 1.0, 0.0]])
 
 
 def after(algorithm, rounds=4):
-    simulation = Simulation(FLEET, POLICY, [algorithm] * 2, [0, 1])
+    simulation = simulation_of(FLEET, POLICY, [algorithm] * 2, [0, 1])
     return simulation.advance(simulation.start(), 0, rounds)
 
 
@@ -79,7 +79,7 @@ def test_the_server_steps_as_by_hand(optimizer):
 
 def test_moments_stay_with_the_server_and_personal_parameters_where_they_are():
     algorithm = FedOpt(INNER, "adam", 0.1)
-    size = lambda algorithm: Simulation(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
+    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
     assert size(algorithm) == size(INNER)
     own = FedOpt(Personal(INNER, ("own",)), "adam", 0.1)
     server, _ = own.init({"own": jnp.ones(2), "ours": jnp.ones(3)})
@@ -91,10 +91,10 @@ def test_moments_stay_with_the_server_and_personal_parameters_where_they_are():
 
 def test_rates_share_a_program_and_a_group():
     jax.clear_caches()
-    simulation = Simulation(FLEET, POLICY, [FedOpt(INNER, "adam", rate) for rate in (0.01, 0.1)], [0, 0])
-    before = compiled.advance_lanes.compilations()
+    simulation = simulation_of(FLEET, POLICY, [FedOpt(INNER, "adam", rate) for rate in (0.01, 0.1)], [0, 0])
+    before = compiled.advance_replicas.compilations()
     message = simulation.advance(simulation.start(), 0, 1).server.message
-    assert compiled.advance_lanes.compilations() == before + 1
+    assert compiled.advance_replicas.compilations() == before + 1
     np.testing.assert_allclose(10 * message[0], message[1], atol=1e-5)
     slow, fast = (make_config({**TABLE, "server": {"optimizer": "adam", "rate": rate}}) for rate in (0.01, 0.1))
     assert slow.trains_with == fast.trains_with

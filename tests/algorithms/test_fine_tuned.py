@@ -3,18 +3,18 @@
 import jax
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import FineTuned, FromScratch, Reptile
 from perfedrl.estimators import Sampled
-from perfedrl.simulation.simulator import Simulation
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 SHARED = pf.FedAvgPG(0.7, 0.3, local_steps=2, m=4)
 
 
 def final(algorithm, rounds=3):
-    simulation = Simulation(FLEET, POLICY, [algorithm] * 2, [0, 1])
+    simulation = simulation_of(FLEET, POLICY, [algorithm] * 2, [0, 1])
     return simulation.advance(simulation.start(), 0, rounds).server.message
 
 
@@ -91,9 +91,9 @@ def test_from_scratch_serves_unseen_agents_and_local_pg_does_not():
     fleet = {"env": "random-mdps", "agents": 2, "held_out": 1, "states": 2, "actions": 2}
     table = {"name": "x", "rounds": 1, "seeds": 1, "fleet": fleet, "policy": {"name": "table"}}
     config = pf.make_config({**table, "algorithm": {"name": "from-scratch", "alpha": 1.0}})
-    assert config.parts.algorithm.steps == 10
+    assert config.experiment.algorithm.steps == 10
     with pytest.raises(pf.UserError, match="held-out"):
-        _ = pf.make_config({**table, "algorithm": {"name": "local-pg", "beta": 1.0}}).parts
+        _ = pf.make_config({**table, "algorithm": {"name": "local-pg", "beta": 1.0}}).experiment
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import Mixing
@@ -13,7 +14,6 @@ from perfedrl.compilation import jit
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.zeroth_order import ZerothOrder
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.simulator import Simulation
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 KEY = jax.random.key(7)
@@ -41,7 +41,7 @@ def state(v, weight):
 
 
 def trained(algorithms, rounds=3):
-    simulation = Simulation(FLEET, POLICY, algorithms, [5] * len(algorithms))
+    simulation = simulation_of(FLEET, POLICY, algorithms, [5] * len(algorithms))
     return simulation.advance(simulation.start(), 0, rounds)
 
 

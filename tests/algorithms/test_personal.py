@@ -9,10 +9,10 @@ import perfedrl as pf
 from perfedrl.algorithms import SGMRL, Attacked, Personal, Private, Robust, StormPG, average, privatize
 from perfedrl.algorithms.aggregation import Krum, Median
 from perfedrl.algorithms.attacks import Random, SignFlip
-from perfedrl.algorithms.private import NOISE
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.files import named_leaves
+from perfedrl.key_domains import UPLOAD_NOISE
 from perfedrl.policies import MLPSoftmax, Normalized
 
 KEY = jax.random.key(3)
@@ -120,7 +120,7 @@ def test_privacy_clips_and_noises_what_is_sent_alone():
     upload, after = private.client(server.message, state, Bowl(far), KEY)
     plain, expected = personal.client(server.message, state, Bowl(far), KEY)
     same(after, expected)
-    same(upload, privatize(personal.unchanged_upload(START), plain, 0.2, 0.5, jax.random.fold_in(KEY, NOISE)))
+    same(upload, privatize(personal.unchanged_upload(START), plain, 0.2, 0.5, jax.random.fold_in(KEY, UPLOAD_NOISE)))
     quiet, _ = Private(personal, 0.2, 0.0).client(server.message, state, Bowl(far), KEY)
     assert np.linalg.norm(quiet["policy"] - START["policy"]) == pytest.approx(0.2, rel=1e-5), "of what is sent"
 

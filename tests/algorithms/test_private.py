@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
+from simulations import simulation_of
 from small_gridworld import FLEET, POLICY, Keeping, agent
 from tiny_config import BASE, changed
 
@@ -17,10 +18,9 @@ from perfedrl import privacy
 from perfedrl.algorithms import Attacked, Private, Robust, privatize
 from perfedrl.algorithms.aggregation import Median
 from perfedrl.algorithms.attacks import SignFlip
-from perfedrl.algorithms.private import NOISE
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import train
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.key_domains import UPLOAD_NOISE
 
 OWN = pf.FedAvgPG(1.0, 0.3, local_steps=2, m=3)
 SHORT = {**BASE, "rounds": 1, "algorithm": {"name": "fedavg-pg", "alpha": 1.0, "beta": 0.1, "m": 2}}
@@ -68,7 +68,7 @@ def test_without_noise_and_with_room_it_is_the_inner_algorithm_bit_by_bit():
     jax.tree.map(np.testing.assert_array_equal, one[1], two[1])
     sent = []
     for algorithm in (OWN, Private(OWN, 1e30, 0.0)):
-        simulation = Simulation(FLEET, POLICY, [Keeping(algorithm)] * 2, [0, 1])
+        simulation = simulation_of(FLEET, POLICY, [Keeping(algorithm)] * 2, [0, 1])
         sent.append(simulation.advance(simulation.start(), 0, 1).server.private)
     np.testing.assert_array_equal(sent[0].view(np.int32), sent[1].view(np.int32), "in the simulator too")
 
@@ -77,10 +77,10 @@ def test_privacy_changes_none_of_the_draws_of_training():
     server, state = OWN.init(jnp.zeros((9, 4)))
     plain, _ = OWN.client(server.message, state, agent(1), KEY)
     noised, _ = Private(OWN, 1e3, 0.1).client(server.message, state, agent(1), KEY)
-    again = privatize(server.message, plain, 1e3, 0.1, jax.random.fold_in(KEY, NOISE))
+    again = privatize(server.message, plain, 1e3, 0.1, jax.random.fold_in(KEY, UPLOAD_NOISE))
     np.testing.assert_allclose(noised, again, rtol=1e-6)
     assert np.abs(noised - plain).mean() > 10
-    key = jax.random.key_data(jax.random.fold_in(KEY, NOISE))
+    key = jax.random.key_data(jax.random.fold_in(KEY, UPLOAD_NOISE))
     assert not (jax.random.key_data(jax.random.split(KEY, 10_000)) == key).all(axis=1).any()
 
 
@@ -165,9 +165,9 @@ def test_configs_that_differ_in_clip_and_noise_train_side_by_side(tmp_path):
 
 def test_the_wrappers_stand_in_their_order():
     table = {"privacy": {"clip": 0.5, "noise": 1.0}, "aggregation": "median"}
-    made = make_config(changed(**table, attack={"name": "sign-flip", "agents": 1})).parts.algorithm
+    made = make_config(changed(**table, attack={"name": "sign-flip", "agents": 1})).experiment.algorithm
     expected = Attacked(Robust(Private(OWN, 0.5, 1.0), Median()), SignFlip(), 1)
     assert [type(x) for x in (made, made.inner, made.inner.inner)] == [Attacked, Robust, Private]
-    assert jax.tree.structure(made.inner.inner.inner) == jax.tree.structure(make_config(BASE).parts.algorithm)
+    assert jax.tree.structure(made.inner.inner.inner) == jax.tree.structure(make_config(BASE).experiment.algorithm)
     private, robust = made.inner.inner, made.inner
     assert (private.clip, private.noise, robust.aggregation, made.attack) == (0.5, 1.0, Median(), expected.attack)

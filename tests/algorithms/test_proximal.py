@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import PFedMe, PMetaRL
 from perfedrl.algorithms.proximal import Near
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.simulator import Simulation
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 KEY, INFINITE = jax.random.key(7), float("inf")
@@ -45,7 +45,7 @@ def method(request):
 
 def trained(algorithms, rounds=3, exactly=False):
     agent = Exact(POLICY) if exactly else None
-    simulation = Simulation(FLEET, POLICY, algorithms, [5] * len(algorithms), agent)
+    simulation = simulation_of(FLEET, POLICY, algorithms, [5] * len(algorithms), agent)
     return simulation.advance(simulation.start(), 0, rounds)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from enumeration import index_key, random_mdp
 from names_of_tests import TESTS
+from simulations import simulation_of
 from small_gridworld import FLEET, POLICY, agent
 
 import perfedrl as pf
@@ -20,8 +21,7 @@ from perfedrl.algorithms.sg_mrl import Seen, debiased_gradient
 from perfedrl.compilation import jit
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys, forms
 from perfedrl.experiments.config import make_config
-from perfedrl.simulation.compiled import agent_keys
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.keys import agent_keys
 from perfedrl.types import Trajectory
 
 SETTINGS = {"alpha": 1.0, "beta": 0.3, "local_steps": 2, "m_in": 3, "m_h": 3, "m_out": 3, "m": 3}
@@ -124,7 +124,7 @@ def test_as_m_in_grows_sg_mrl_climbs_the_objective_of_per_fedavg_pg__at_rate_1_o
 def test_with_one_local_step_sg_mrl_is_centralized():
     """Every round is one step along the mean of all agents' debiased gradients at the same parameters."""
     algorithm, seed, rounds = SGMRL(1.0, 0.3, local_steps=1, m_in=3, m_out=3, score_baseline=False), 5, 2
-    simulation = Simulation(FLEET, POLICY, [algorithm], [seed])
+    simulation = simulation_of(FLEET, POLICY, [algorithm], [seed])
     federated = simulation.advance(simulation.start(), 0, rounds).server.message[0]
 
     @jit
@@ -208,7 +208,7 @@ def test_a_config_refuses_what_an_algorithm_cannot_serve_and_names_what_works(na
     )
     with pytest.raises(pf.UserError, match=why):
         config({"name": name, **settings})
-    assert config(instead["algorithm"]).parts.algorithm is not None
+    assert config(instead["algorithm"]).experiment.algorithm is not None
 
 
 FOLDER = Path(__file__).parents[2] / "docs" / "algorithms"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, enumerated_return, index_key, law, random_mdp
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl import exact
@@ -16,7 +17,6 @@ from perfedrl.algorithms.storm import Weights, no_weights, reweighted_gradient, 
 from perfedrl.compilation import jit
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys, forms
 from perfedrl.policies import actor_critic
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Trajectory
 
 close = {"rtol": 0, "atol": 1e-10}
@@ -141,7 +141,7 @@ def test_a_clipped_step_is_as_long_as_it_may_be():
 
 def test_with_momentum_1_it_is_first_order_per_fedavg_pg_bit_by_bit():
     def final(algorithm):
-        simulation = Simulation(FLEET, TABLE, [algorithm] * 2, [0, 1])
+        simulation = simulation_of(FLEET, TABLE, [algorithm] * 2, [0, 1])
         return simulation.advance(simulation.start(), 0, 5).server.message
 
     plain = final(pf.PerFedAvgPG(1.5, 0.3, 4, 5, 1, 6, variant="first-order", clip=0.5))
@@ -214,7 +214,7 @@ def test_no_weight_is_too_large_for_a_number():
 
 def test_diagnostics_are_of_the_last_round():
     algorithm = StormPG(2.0, 1.0, 0.3, 4, 5, 6, clip_weight=1.2)
-    simulation = Simulation(FLEET, TABLE, [algorithm], [0])
+    simulation = simulation_of(FLEET, TABLE, [algorithm], [0])
     state = simulation.advance(simulation.start(), 0, 6).clients
     np.testing.assert_array_equal(state.drawn, np.full((1, FLEET.agents), 3 * (5 + 6)))
     said = algorithm.diagnostics(state)

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import FedAvgPG, Private, Robust, SharedRepresentation
@@ -13,7 +14,6 @@ from perfedrl.algorithms.shared_representation import Headed, heads
 from perfedrl.compilation import jit
 from perfedrl.experiments.files import named_leaves
 from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax, Normalized
-from perfedrl.simulation.simulator import Simulation
 
 KEY = jax.random.key(7)
 POLICY = MLPSoftmax((2, 3, 4))
@@ -102,7 +102,7 @@ def test_without_steps_of_the_head_it_is_fedavg_below_a_fixed_head_trajectory_fo
     small = {"local_steps": 1, "m": 8}
 
     def final(algorithm):
-        simulation = Simulation(fleet, policy, [algorithm], [3])
+        simulation = simulation_of(fleet, policy, [algorithm], [3])
         start = simulation.start()
         return start.server.message, simulation.advance(start, 0, 1)
 
@@ -163,7 +163,7 @@ def test_policies_without_a_hidden_layer_are_refused_before_anything_compiles():
     grid = pf.gridworld(width=3, horizon=5)
     algorithm = SharedRepresentation(0.1, 0.3)
     with pytest.raises(pf.UserError, match=r"no network.*'mlp'.*'mixing'"):
-        Simulation(grid, pf.TableSoftmax(9, 4), [algorithm], [0])
+        simulation_of(grid, pf.TableSoftmax(9, 4), [algorithm], [0])
     with pytest.raises(pf.UserError, match=r"hidden = \[\].*'mlp'.*'mixing'"):
         algorithm.check_supports(grid, MLPSoftmax((2, 4)))
     algorithm.check_supports(grid, POLICY)
@@ -183,7 +183,7 @@ def test_agents_one_at_a_time_keep_their_heads_too():
     algorithm = SharedRepresentation(0.1, 0.1, head_steps=1, local_steps=1, m=2)
     final = []
     for chunk in (1, None):
-        simulation = Simulation(fleet, policy, [algorithm], [0], chunk=chunk)
+        simulation = simulation_of(fleet, policy, [algorithm], [0], chunk=chunk)
         final.append(simulation.advance(simulation.start(), 0, 2))
     assert jax.tree.structure(final[0]) == jax.tree.structure(final[1])
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-6), *final)

@@ -5,20 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import batch, enumerate_trajectories, law, random_mdp
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import SoftmaxFedPG
 from perfedrl.algorithms.softmax_fedpg import regularized_gradient, regularized_of_batch
 from perfedrl.estimators import Sampled, forms
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.theory.noiseless_limits import noiseless_limit
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 
 
 def final(algorithm):
-    simulation = Simulation(FLEET, POLICY, [algorithm] * 2, [0, 1])
+    simulation = simulation_of(FLEET, POLICY, [algorithm] * 2, [0, 1])
     return simulation.advance(simulation.start(), 0, 2).server.message
 
 
@@ -79,7 +79,7 @@ def test_the_server_keeps_every_parameter_within_the_bound():
 def test_policies_that_are_no_softmax_table_are_refused_with_what_works_instead():
     fleet = pf.arc(2, 0)
     with pytest.raises(pf.UserError, match="fedavg-pg"):
-        Simulation(fleet, pf.GaussianMLP((2, 4, 2)), [SoftmaxFedPG(1.0, 0.5)], [0])
+        simulation_of(fleet, pf.GaussianMLP((2, 4, 2)), [SoftmaxFedPG(1.0, 0.5)], [0])
     SoftmaxFedPG(1.0, 0.5).check_supports(FLEET, POLICY)
 
 

@@ -90,7 +90,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("command", "words"), MISTAKES, ids=lambda x: x if isinstance(x, str) else "")
 def test_a_mistake_is_one_sentence_exit_code_2_and_leaves_nothing(run, tmp_path, monkeypatch, command, words):
-    monkeypatch.setattr("perfedrl.simulation.advance_lanes", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("perfedrl.simulation.simulator.advance_replicas", lambda *_, **__: pytest.fail("compiled"))
     config = tmp_path / "config.toml"
     arguments = [str(write(config, x)) if isinstance(x, dict) else x for x in command]
     code, _, err = run(*arguments)
@@ -112,7 +112,7 @@ def test_reproduce_writes_claims_and_figures_and_skips_what_is_there(run, tmp_pa
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [
         f"{e}.{kind}" for e in ("e1", "e6") for kind in ("csv", "pdf", "png")
     ]
-    monkeypatch.setattr("perfedrl.simulation.advance_lanes", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("perfedrl.simulation.simulator.advance_replicas", lambda *_, **__: pytest.fail("trained again"))
     code, again, _ = run("reproduce", "e6", "--seeds", "1")
     assert code == 0
     assert "claims met" in again

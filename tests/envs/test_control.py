@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.envs import ENVS, Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum
 from perfedrl.envs.control.physics import constants
 from perfedrl.experiments.config import load_config, make_config
 from perfedrl.simulation import compiled as engine
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Trajectory
 
 STEPS = 200
@@ -283,7 +283,7 @@ def test_what_varies_is_said_in_a_config_by_name_by_names_or_in_a_table(vary, na
     config = make_config(table)
     (tmp_path / "config.toml").write_text(config.to_toml())
     assert load_config(tmp_path / "config.toml").digest == config.digest
-    poles = config.parts.fleet.train
+    poles = config.experiment.fleet.train
     assert {key for key in constants(CartPole) if len(set(getattr(poles, key))) > 1} == names
     assert poles.masspole.dtype == float
 
@@ -309,9 +309,9 @@ def test_a_thousand_poles_of_different_lengths_train_in_one_compiled_call():
     fleet = ENVS["cart-pole"](agents=1000, held_out=0, horizon=9)
     assert len(set(fleet.train.length)) == 1000
     algorithm = pf.PerFedAvgPG(0.1, 0.1, 1, 2, 0, 2, variant="first-order")
-    simulation = Simulation(fleet, pf.MLPSoftmax((4, 4, 2)), [algorithm], [0])
-    begin, before = simulation.start(), engine.advance_lanes.compilations()
+    simulation = simulation_of(fleet, pf.MLPSoftmax((4, 4, 2)), [algorithm], [0])
+    begin, before = simulation.start(), engine.advance_replicas.compilations()
     end = simulation.advance(simulation.advance(begin, 0, 1), 1, 1)
-    assert engine.advance_lanes.compilations() == before + 1
+    assert engine.advance_replicas.compilations() == before + 1
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), begin.server.message, end.server.message)
     assert all(0 < x < np.inf for x in jax.tree.leaves(moved))

@@ -169,5 +169,5 @@ def test_the_config_of_point_navigation_is_the_one_behind_its_claims():
     assert load_config(CONFIGS / "point_navigation.toml") == navigation_study.point_config(
         navigation_study.NAVIGATION.seeds
     )
-    fleet = navigation_study.point_config(1).parts.fleet
+    fleet = navigation_study.point_config(1).experiment.fleet
     assert fleet.train.horizon + 1 == 100, "decisions, as in MAML"

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS
@@ -132,7 +133,7 @@ def simulation(*seeds: int) -> Simulation:
     policy = pf.policies.mlp(small(), [3])
     algorithm = pf.PerFedAvgPG(1.0, 0.3, local_steps=2, m_in=3, m_h=4, m_out=3)
     evaluation = on_examples(small(), Sampled(policy), 5, few_shot=[0, 5], repeats=2)
-    return Simulation(small(), policy, [algorithm] * len(seeds), seeds, evaluation=evaluation)
+    return simulation_of(small(), policy, [algorithm] * len(seeds), seeds, evaluation=evaluation)
 
 
 @lru_cache
@@ -227,7 +228,7 @@ def test_what_needs_trajectories_is_refused_before_anything_compiles(name):
     with pytest.raises(pf.UserError, match=f"{name} needs agents that show their trajectories"):
         ALGORITHMS[name](alpha=0.1, beta=0.1).check_supports(small(), policy)
     with pytest.raises(pf.UserError, match=f"{name} needs agents that show their trajectories"):
-        Simulation(small(), policy, [ALGORITHMS[name](alpha=0.1, beta=0.1)], [0])
+        simulation_of(small(), policy, [ALGORITHMS[name](alpha=0.1, beta=0.1)], [0])
 
 
 def test_what_makes_no_sense_of_examples_is_refused():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from fixtures import lqr_study
 from jax.scipy.special import ndtr
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.compilation import jit
@@ -18,7 +19,6 @@ from perfedrl.exact import lqr as lq
 from perfedrl.exact.tabular import Exact, ExactObjective
 from perfedrl.policies import LinearGaussian, linear_gaussian
 from perfedrl.rollout import episode
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.lqr import study as study
 from perfedrl.studies.lqr.training import costs, descend
 
@@ -180,7 +180,7 @@ def test_a_descent_takes_the_steps_of_the_simulation(small):
     """The same algorithm code, compiled for lanes; and by hand, one step for FedAvg-PG."""
     policy, algorithm = LinearGaussian(NEAR, std=0.0), pf.PerFedAvgPG(0.005, 1e-3, 2)
     path = descend(small, policy, algorithm, 2)
-    simulation = Simulation(small, policy, [algorithm], [0], Exact(policy))
+    simulation = simulation_of(small, policy, [algorithm], [0], Exact(policy))
     (standing,) = simulation.run(simulation.begin(), [2])
     np.testing.assert_allclose(standing.state.server.message["gain"][0], path.last, rtol=1e-12)
     values = [-lq.meta_cost(s, path.last, 0.005) for s in lq.systems(small)]
@@ -209,7 +209,7 @@ def test_a_step_that_destabilizes_is_refused_by_agent_round_and_radius(small):
 
 def test_without_exact_costs_a_simulation_says_that_training_diverged(small):
     policy = LinearGaussian(START, std=0.0)
-    simulation = Simulation(small, policy, [pf.FedAvgPG(0.0, 0.02, 2)], [0], Exact(policy))
+    simulation = simulation_of(small, policy, [pf.FedAvgPG(0.0, 0.02, 2)], [0], Exact(policy))
     with pytest.raises(pf.UserError, match="diverged between rounds 0 and 2"):
         list(simulation.run(simulation.begin(), [2]))
 
@@ -278,7 +278,7 @@ def test_zeroth_order_estimates_are_near_the_exact_ones(task, x64):
 
 
 def test_the_committed_config_measures_exact_costs():
-    parts = pf.load_config(CONFIG).parts
+    parts = pf.load_config(CONFIG).experiment
     assert parts.evaluation.float64
     assert isinstance(parts.evaluation.objective(parts.fleet.task(0)), lq.ExactLQRObjective)
 

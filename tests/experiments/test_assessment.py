@@ -31,7 +31,7 @@ def unseen(tmp_path_factory):
 
 
 def test_each_step_is_a_policy_gradient_step_measured_over_episodes_of_its_own(unseen):
-    parts, key = unseen.config.parts, jax.random.key(5)
+    parts, key = unseen.config.experiment, jax.random.key(5)
     evaluation = MonteCarlo(parts.agent, episodes=8)
     task, theta = parts.fleet.task(0, held_out=True), jax.tree.map(lambda x: x[0], unseen.params)
     got = jax.jit(lambda key: step_by_step(2, 4, None, evaluation, parts.algorithm, theta, (), task, key))(key)

@@ -53,7 +53,7 @@ def test_a_config_is_frozen():
 
 def test_a_users_own_factory_is_named_by_its_import_path():
     config = make_config(changed(fleet={"env": "perfedrl.envs.gridworld:gridworld"}))
-    assert config.parts.fleet.agents == 4
+    assert config.experiment.fleet.agents == 4
 
 
 def test_an_array_file_belongs_to_the_digest(tmp_path):

@@ -39,7 +39,7 @@ def test_agents_are_told_apart_by_what_differs_and_by_nothing_else():
     assert all(list(facts) == ["goal"] for facts in found.own)
     assert found.bytes == 2 * 4 * 360
     assert found.shared["horizon"] == "20"
-    parts = make_config({**REST, "fleet": POLES, "policy": {"name": "mlp"}}).parts
+    parts = make_config({**REST, "fleet": POLES, "policy": {"name": "mlp"}}).experiment
     shared, own = described(parts.fleet)
     assert [list(facts) for facts in own] == [["length"]] * 3
     assert shared["id"] == "'CartPole-v1'"

@@ -46,10 +46,10 @@ def test_a_neural_run_is_read_back_as_it_was_saved(finished):
 
 def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line_12(finished):
     own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=90, seed=7, episodes=16)
-    task = finished.config.parts.fleet.task(0).with_goal((0.5, 0.5))
+    task = finished.config.experiment.fleet.task(0).with_goal((0.5, 0.5))
     theta = jax.tree.map(lambda x: x[1], finished.params)
     (step,) = jax.random.split(jax.random.split(personal_key(7, "goal 0.5,0.5", 0))[0], 1)
-    expected = adapt(Sampled(finished.config.parts.policy)(task), theta, 0.8, step, 90)
+    expected = adapt(Sampled(finished.config.experiment.policy)(task), theta, 0.8, step, 90)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own.params, expected)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), own.params, theta)
     assert max(jax.tree.leaves(moved)) > 0.01, "the step is a step"
@@ -67,7 +67,7 @@ def test_several_steps_cost_several_batches_and_go_further(finished):
 
 
 def test_agents_are_numbered_training_first_then_held_out(finished):
-    fleet = finished.config.parts.fleet
+    fleet = finished.config.experiment.fleet
     for agent, task in ((2, fleet.task(2)), (4, fleet.task(1, held_out=True))):
         own = pf.personalize(finished, agent=agent, trajectories=2, episodes=2)
         np.testing.assert_array_equal(own.task.goal, task.goal)

@@ -7,6 +7,7 @@ import pytest
 from in_process_fleet import InProcessAgents, new_run
 from interruption import stop_at
 from real_fleet import MDPS
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import average
@@ -23,7 +24,6 @@ from perfedrl.federation.frames import decode
 from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax, Normalized
 from perfedrl.rollout import RolloutSampler
-from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Trajectory
 
 INNER = MLPSoftmax((2, 3, 2))
@@ -175,14 +175,14 @@ def runs(tmp_path_factory):
 def test_a_table_that_asks_for_nothing_is_no_table():
     plain = make_config(BASE)
     assert asking().digest == plain.digest
-    assert asking().parts.policy == plain.parts.policy
+    assert asking().experiment.policy == plain.experiment.policy
     digests = [plain.digest, LOCAL.digest, FEDERATED.digest, asking("federated").digest]
     assert len(set(digests)) == 4
     assert pf.make_config(LOCAL.model_dump(exclude_none=True)) == LOCAL
 
 
 def test_a_rate_that_is_left_out_follows_from_the_step_sizes():
-    rate = lambda **sizes: asking("federated", algorithm=sizes).parts.policy.rate  # noqa: E731
+    rate = lambda **sizes: asking("federated", algorithm=sizes).experiment.policy.rate  # noqa: E731
     assert rate(beta=5e-5, alpha=2e-5) == pytest.approx(2000)
     assert rate(beta=0.1, alpha=2.0) == pytest.approx(0.25)
     assert rate(beta=0.1, alpha=0.0) == pytest.approx(1.0)
@@ -214,12 +214,12 @@ def test_who_sends_nothing_keeps_its_statistics():
     alone = {**BASE, "algorithm": {"name": "local-pg", "beta": 0.1}}
     with pytest.raises(UserError, match="sends nothing"):
         make_config({**alone, "normalization": {"rewards": "federated"}})
-    kept = make_config({**alone, "normalization": {"rewards": "local"}}).parts
+    kept = make_config({**alone, "normalization": {"rewards": "local"}}).experiment
     assert (type(kept.algorithm), type(kept.policy)) == (pf.LocalPG, Normalized)
 
 
 def test_rewards_of_agents_in_a_table_can_be_normalized():
-    parts = asking(rewards="federated", fleet=MDPS, policy={"name": "table"}, evaluation={"name": "auto"}).parts
+    parts = asking(rewards="federated", fleet=MDPS, policy={"name": "table"}, evaluation={"name": "auto"}).experiment
     assert parts.policy.states == parts.fleet.train.states
     assert isinstance(parts.evaluation, pf.MonteCarlo), "an exact step would be one in the rewards' own unit"
 
@@ -252,8 +252,8 @@ class Played:
 
 
 def test_the_simulator_is_the_loop_over_agents_that_are_sampled_in_python(runs):
-    parts = LOCAL.parts
-    simulation = Simulation(parts.fleet, parts.policy, [parts.algorithm], LOCAL.seeds, parts.agent)
+    parts = LOCAL.experiment
+    simulation = simulation_of(parts.fleet, parts.policy, [parts.algorithm], LOCAL.seeds, parts.agent)
     start = jax.tree.map(lambda x: x[0], simulation.start())
     own = jax.tree.map(lambda x: x[0], start.clients)
     made = [(Played(parts.fleet.task(i), parts.policy), parts.policy, parts.fleet.train.discount) for i in range(3)]

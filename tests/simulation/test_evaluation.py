@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import ServerState
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import MOST_ROUNDS
+from perfedrl.key_domains import DEPLOYMENT, EVALUATION, PERSONALIZATION, START
 from perfedrl.rollout import RolloutSampler
-from perfedrl.simulation.compiled import DEPLOYMENT, EVALUATION, PERSONALIZATION, START, FleetState, agent_key
 from perfedrl.simulation.evaluation import EVALUATIONS, MonteCarlo, episode_outcomes
+from perfedrl.simulation.keys import agent_key
 from perfedrl.simulation.measurements import before_and_after, deploy
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.run_state import FleetState
 
 FLEET = pf.arc(goals=3, held_out=2, horizon=6)
 POLICY = pf.MLPSoftmax((2, 4, 8))
@@ -21,7 +23,7 @@ STEP = pf.FedAvgPG(1.0, 0.1, local_steps=1, m=2)
 
 
 def simulation(evaluation, seeds=(0, 1), **how):
-    return Simulation(FLEET, POLICY, [STEP] * len(seeds), list(seeds), evaluation=evaluation, **how)
+    return simulation_of(FLEET, POLICY, [STEP] * len(seeds), list(seeds), evaluation=evaluation, **how)
 
 
 def test_monte_carlo_agrees_with_dynamic_programming():
@@ -89,7 +91,7 @@ def test_histories_and_deployments_have_labelled_axes():
 def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they_learned():
     fleet = pf.arc(goals=2, held_out=0, horizon=6)
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=16, few_shot=(0,))
-    sim = Simulation(fleet, POLICY, [pf.LocalPG(5.0, m=40)], [0], evaluation=evaluation, start_key="per-seed")
+    sim = simulation_of(fleet, POLICY, [pf.LocalPG(5.0, m=40)], [0], evaluation=evaluation, start="per-seed")
     *_, last = sim.run(sim.begin(), [10])
     learned = sim.deploy(last.state, 10).outcomes["return"]
     fresh = sim.deploy(sim.start(), 10).outcomes["return"]
@@ -128,13 +130,13 @@ def test_evaluation_draws_what_training_never_does():
 
 def test_the_start_is_shared_or_every_seeds_own():
     shared = simulation(None, (0, 1, 2)).start().server.message
-    own = simulation(None, (0, 1, 2), start_key="per-seed").start().server.message
-    other = simulation(None, (0, 1, 2), start_key=5).start().server.message
+    own = simulation(None, (0, 1, 2), start="per-seed").start().server.message
+    other = simulation(None, (0, 1, 2), start=5).start().server.message
     weights = lambda message: message[0]["weight"]  # noqa: E731
     assert (weights(shared)[0] == weights(shared)[1]).all()
     assert not (weights(own)[0] == weights(own)[1]).any()
     assert not (weights(shared) == weights(other)).any()
-    again = simulation(None, (2,), start_key="per-seed").start().server.message
+    again = simulation(None, (2,), start="per-seed").start().server.message
     np.testing.assert_array_equal(weights(again)[0], weights(own)[2], "whatever runs beside it")
 
 
@@ -142,7 +144,7 @@ def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
     grid, table = pf.gridworld(width=2), pf.TableSoftmax(4, 4)
     assert EVALUATIONS["auto"](fleet=grid, agent=Sampled(table)).float64
     assert not EVALUATIONS["auto"](fleet=FLEET, agent=Sampled(POLICY)).float64
-    sampled = Simulation(grid, table, [STEP], [0], evaluation=MonteCarlo(Sampled(table), 2, 50))
+    sampled = simulation_of(grid, table, [STEP], [0], evaluation=MonteCarlo(Sampled(table), 2, 50))
     measured = sampled.measure(FleetState(ServerState(jnp.zeros((1, 4, 4))), ()), 0)
     assert measured.outcomes == {}, "a finite MDP says nothing beyond the return"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.estimators import PAPER, Sampled, StepKeys
 from perfedrl.rollout import noise_size
-from perfedrl.simulation.compiled import agent_key
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.keys import agent_key
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import numpy_navigation as peer
@@ -36,7 +36,7 @@ def test_the_simulator_equals_numpy_given_the_same_uniforms(variant, m_h, x64):
         key = getattr(StepKeys(*keys[t]), batch)
         return np.asarray(jax.random.uniform(key, (m, noise_size(POLICY, FLEET.task(i)))))
 
-    simulation = Simulation(FLEET, POLICY, [algorithm], [seed], Sampled(POLICY, **PAPER))
+    simulation = simulation_of(FLEET, POLICY, [algorithm], [seed], Sampled(POLICY, **PAPER))
     start = simulation.start()
     first = jax.tree.map(lambda x: x[0], start.server.message)
     expected = peer.train(net(first), list(FLEET.train.goal), uniforms, rounds=2, local_steps=2, **how)

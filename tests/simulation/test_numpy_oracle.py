@@ -6,13 +6,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.envs import unstack
 from perfedrl.estimators import PAPER, Sampled, StepKeys
 from perfedrl.rollout import noise_size
-from perfedrl.simulation.compiled import agent_key
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.keys import agent_key
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import numpy_peer
@@ -48,7 +48,7 @@ def test_simulator_equals_numpy_given_the_same_uniforms(name, variant, x64):
 
     agents = [numpy_peer.mdp(m.P, m.r, m.mu, m.horizon, m.discount) for m in mdps]
     expected = numpy_peer.train(agents, variant, uniforms, alpha=1.5, beta=0.3, rounds=2, local_steps=3, m=4)
-    simulation = Simulation(fleet, policy, [algorithm], [seed], Sampled(policy, **PAPER))
+    simulation = simulation_of(fleet, policy, [algorithm], [seed], Sampled(policy, **PAPER))
     theta = simulation.advance(simulation.start(), 0, 2).server.message[0]
     assert np.abs(theta).max() > 0.01
     np.testing.assert_allclose(theta, expected, rtol=0, atol=1e-12)

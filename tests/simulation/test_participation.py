@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 from untraced import AGENTS, Played
 
 import perfedrl as pf
@@ -20,7 +21,7 @@ from perfedrl.experiments.config import make_config
 from perfedrl.federation.server.network_config import networked
 from perfedrl.policies import mlp
 from perfedrl.simulation import compiled
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation import keys as run_keys
 
 FLEET = pf.gridworld(width=3, horizon=5)
 POLICY = pf.TableSoftmax(9, 4)
@@ -42,7 +43,7 @@ def same(one, two):
 
 def after(algorithm, rounds=4, cuts=None, seeds=(0, 1), fleet=FLEET, policy=POLICY, **how):
     """The state after some rounds, in one go or in pieces."""
-    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), **how)
+    simulation = simulation_of(fleet, policy, [algorithm] * len(seeds), list(seeds), **how)
     state, done = simulation.start(), 0
     for count in cuts or (rounds,):
         state, done = simulation.advance(state, done, count), done + count
@@ -50,17 +51,17 @@ def after(algorithm, rounds=4, cuts=None, seeds=(0, 1), fleet=FLEET, policy=POLI
 
 
 def test_the_whole_fleet_is_full_participation_bit_for_bit_and_in_the_same_program():
-    before = compiled.advance_lanes.compilations()
+    before = compiled.advance_replicas.compilations()
     full = after(PLAIN)
-    added = compiled.advance_lanes.compilations() - before
+    added = compiled.advance_replicas.compilations() - before
     same(full, after(PLAIN, participation=1))
     same(full, after(PLAIN, participation=1 - 0.4 / FLEET.agents))
-    assert compiled.advance_lanes.compilations() == before + added
+    assert compiled.advance_replicas.compilations() == before + added
     assert not np.array_equal(full.server.message, after(PLAIN, participation=0.5).server.message)
 
 
 def test_the_draw_is_uniform_without_replacement_and_by_seed_and_round_alone():
-    draw = jax.jit(jax.vmap(compiled.taking_part, in_axes=(None, 0, None, None)), static_argnums=(2, 3))
+    draw = jax.jit(jax.vmap(run_keys.draw_participants, in_axes=(None, 0, None, None)), static_argnums=(2, 3))
     drawn = np.asarray(draw(3, np.arange(6000), 5, 2))
     assert (drawn[:, 0] < drawn[:, 1]).all(), "in the fleet's order, nobody twice"
     counts = [int(np.sum((drawn == pair).all(axis=1))) for pair in combinations(range(5), 2)]
@@ -69,12 +70,12 @@ def test_the_draw_is_uniform_without_replacement_and_by_seed_and_round_alone():
     same(drawn, np.asarray(draw(3, np.arange(6000), 5, 2)))
     assert not np.array_equal(drawn, np.asarray(draw(4, np.arange(6000), 5, 2)))
     with jax.enable_x64(True):
-        same(drawn[:9], np.asarray([compiled.taking_part(3, k, 5, 2) for k in range(9)]))
+        same(drawn[:9], np.asarray([run_keys.draw_participants(3, k, 5, 2) for k in range(9)]))
 
 
 def test_the_draw_is_frozen():
     """Golden: a change here changes every run with client sampling."""
-    assert [compiled.taking_part(3, k, 8, 2).tolist() for k in range(4)] == GOLDEN
+    assert [run_keys.draw_participants(3, k, 8, 2).tolist() for k in range(4)] == GOLDEN
 
 
 GOLDEN = [[0, 5], [3, 6], [5, 7], [2, 3]]
@@ -83,9 +84,9 @@ GOLDEN = [[0, 5], [3, 6], [5, 7], [2, 3]]
 def test_agents_that_sit_out_keep_their_state_and_the_others_do_as_in_full_company():
     """Local training shows it best: what an agent has learned is its state."""
     full, some = after(ALONE, 1), after(ALONE, 1, participation=0.25)
-    start = Simulation(FLEET, POLICY, [ALONE] * 2, [0, 1]).start()
+    start = simulation_of(FLEET, POLICY, [ALONE] * 2, [0, 1]).start()
     for lane, seed in enumerate((0, 1)):
-        here = np.isin(np.arange(FLEET.agents), compiled.taking_part(seed, 0, FLEET.agents, 2))
+        here = np.isin(np.arange(FLEET.agents), run_keys.draw_participants(seed, 0, FLEET.agents, 2))
         assert here.sum() == 2
         same(some.clients[lane][here], full.clients[lane][here])
         same(some.clients[lane][~here], start.clients[lane][~here])
@@ -94,11 +95,11 @@ def test_agents_that_sit_out_keep_their_state_and_the_others_do_as_in_full_compa
 def test_the_server_sees_the_uploads_and_weights_of_those_who_take_part():
     weights = np.arange(1.0, 1 + FLEET.agents)
     some = after(PLAIN, 1, participation=0.25, weights=weights.tolist())
-    message = Simulation(FLEET, POLICY, [PLAIN], [0]).start().server.message[0]
+    message = simulation_of(FLEET, POLICY, [PLAIN], [0]).start().server.message[0]
     agent = Sampled(POLICY)
     for lane, seed in enumerate((0, 1)):
-        who = compiled.taking_part(seed, 0, FLEET.agents, 2).tolist()
-        keys = [jax.random.fold_in(compiled.agent_key(seed, i), 0) for i in who]
+        who = run_keys.draw_participants(seed, 0, FLEET.agents, 2).tolist()
+        keys = [jax.random.fold_in(run_keys.agent_key(seed, i), 0) for i in who]
         uploads = [PLAIN.client(message, (), agent(FLEET.task(i)), key)[0] for i, key in zip(who, keys, strict=True)]
         mean = np.average(uploads, axis=0, weights=weights[who])
         np.testing.assert_allclose(some.server.message[lane], mean, atol=1e-6)
@@ -138,11 +139,11 @@ def made(name):
 def test_every_algorithm_takes_part_of_the_fleet(name):
     algorithm = made(name)
     try:
-        state = Simulation(FLEET, POLICY, [algorithm], [0]).start()
+        state = simulation_of(FLEET, POLICY, [algorithm], [0]).start()
     except UserError as error:
         pytest.skip(f"not for this fleet: {error}")
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), state)
-    keys, who = compiled.agent_keys(0, FLEET.train), compiled.taking_part(0, 0, FLEET.agents, 3)
+    keys, who = run_keys.agent_keys(0, FLEET.train), run_keys.draw_participants(0, 0, FLEET.agents, 3)
     one = lambda state: compiled.fleet_round(algorithm, Sampled(POLICY), FLEET.train, state, keys, 0, None, None, who)  # noqa: E731
     kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert kinds(jax.eval_shape(one, state)) == kinds(state)
@@ -161,14 +162,14 @@ def test_costs_are_those_of_the_mean_agent():
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, True, float("nan"), "half"])
 def test_a_share_is_above_0_and_at_most_1(share, untyped):
     with pytest.raises(UserError, match="above 0 and at most 1"):
-        Simulation(FLEET, POLICY, [PLAIN], [0], participation=share)
+        simulation_of(FLEET, POLICY, [PLAIN], [0], participation=share)
 
 
 def test_too_few_for_the_aggregation_and_unplaced_attackers_are_refused():
     with pytest.raises(UserError, match=r"at least 5 agents .* lets 2 take part"):
-        Simulation(FLEET, POLICY, [Robust(PLAIN, Krum())], [0], participation=0.25)
+        simulation_of(FLEET, POLICY, [Robust(PLAIN, Krum())], [0], participation=0.25)
     with pytest.raises(UserError, match="all agents in every round"):
-        Simulation(FLEET, POLICY, [Attacked(PLAIN, SignFlip(), 1)], [0], participation=0.5)
+        simulation_of(FLEET, POLICY, [Attacked(PLAIN, SignFlip(), 1)], [0], participation=0.5)
 
 
 def test_a_config_says_participation_and_its_default_changes_no_digest():

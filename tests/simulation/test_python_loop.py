@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from rooms import Room
+from simulations import simulation_of
 from untraced import AGENTS, ARC, Played
 
 import perfedrl as pf
@@ -20,7 +21,6 @@ from perfedrl.federation.agent.config import make_agent_config
 from perfedrl.federation.agent.worker import Worker
 from perfedrl.policies import mlp
 from perfedrl.simulation.evaluation import MonteCarlo
-from perfedrl.simulation.simulator import Simulation
 
 EXACT = PerFedAvgPG(0.3, 0.2, local_steps=2, m_in=3, m_h=3, m_out=3)
 
@@ -29,7 +29,7 @@ def simulation(fleet, algorithm=EXACT, weights=None, seeds=(0, 1)):
     policy = mlp(ARC, (4,))
     evaluation = MonteCarlo(Sampled(policy), 4, 6, few_shot=(0, 3), repeats=2, rollouts=2)
     lanes = [algorithm] * len(seeds)
-    return Simulation(fleet, policy, lanes, list(seeds), Sampled(policy), evaluation=evaluation, weights=weights)
+    return simulation_of(fleet, policy, lanes, list(seeds), Sampled(policy), evaluation=evaluation, weights=weights)
 
 
 def played(broken=None):
@@ -138,7 +138,7 @@ def test_a_gymnasium_agent_over_a_network_sends_what_the_simulator_computes(pole
     work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).training(config.to_toml())
     upload, _ = work.update(work.message, work.state, 2)
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 1), 2)
-    parts = config.parts
+    parts = config.experiment
     expected, _ = parts.algorithm.client(work.message, work.state, parts.agent(parts.fleet.task(1)), key)
     for a, b in zip(jax.tree.leaves(upload), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -151,7 +151,7 @@ def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run
     own = pf.personalize(poles, agent=2, trajectories=3, episodes=4)
     assert own.after["score"].mean > 0
     assert pf.evaluate(poles)[2].part == "held-out"
-    parts = poles.config.parts
+    parts = poles.config.experiment
     assert all(task._slots._vector is None for task in (*parts.fleet.train, *parts.fleet.held_out)), "all are closed"
     code, out, _ = run("evaluate", str(poles.folder), "--steps", "2", "--trajectories", "3", "--scratch", "0.1")
     assert code == 0

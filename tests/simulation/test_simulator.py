@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl import compilation
 from perfedrl import simulation as host
 from perfedrl.algorithms import ServerState
 from perfedrl.simulation import compiled as engine
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation import keys as run_keys
 
 FLEETS = {"gridworld": pf.gridworld(), "random": pf.envs.random_mdps(agents=5, states=4, actions=3)}
 ALGORITHMS = {
@@ -29,7 +30,7 @@ def policies(fleet):
 
 
 def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
-    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), chunk=chunk)
+    simulation = simulation_of(fleet, policy, [algorithm] * len(seeds), list(seeds), chunk=chunk)
     state, done = simulation.start(), 0
     for rounds in cuts:
         state, done = simulation.advance(state, done, rounds), done + rounds
@@ -86,8 +87,8 @@ def test_this_version_of_jax_knows_our_compiler_options():
 
 def test_the_derivation_of_keys_is_frozen():
     """Golden: a change here changes every seed's result; say so in the changelog, and rerun `make reproduce`."""
-    key = jax.random.fold_in(engine.agent_key(seed=3, agent=1), 2)
-    assert jax.random.key_data(engine.agent_key(seed=3, agent=1)).tolist() == [1946498123, 2217676430]
+    key = jax.random.fold_in(run_keys.agent_key(seed=3, agent=1), 2)
+    assert jax.random.key_data(run_keys.agent_key(seed=3, agent=1)).tolist() == [1946498123, 2217676430]
     assert jax.random.key_data(key).tolist() == [1162771976, 1047151509]
 
 
@@ -122,10 +123,10 @@ class Anchored(pf.algorithms.Algorithm):
 def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is_measured_with_it():
     fleet = pf.gridworld(width=2, horizon=3, held_out=[(0, 1)])
     policy = pf.TableSoftmax(4, 4)
-    simulation = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1])
+    simulation = simulation_of(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1])
     *_, whole = simulation.run(simulation.begin(), [2, 4, 6])
     half = next(iter(simulation.run(simulation.begin(), [3])))
-    *_, resumed = Simulation(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, [3, 6])
+    *_, resumed = simulation_of(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, [3, 6])
     for one, two in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(one, two)
     assert whole.state.server.message["round"].tolist() == [6, 6]
@@ -141,18 +142,18 @@ def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is
 
 def test_a_sweep_over_alpha_beta_and_seeds_compiles_once():
     jax.clear_caches()
-    before = engine.advance_lanes.compilations()
+    before = engine.advance_replicas.compilations()
     fleet = pf.gridworld(width=2, horizon=3)
     policy = pf.TableSoftmax(4, 4)
     sweep = [(0.0, 0.1), (0.5, 0.1), (2.0, 0.3), (3.0, 0.2)]
     lanes = [pf.PerFedAvgPG(alpha, beta, 2, 2, 2, 2) for alpha, beta in sweep]
-    simulation = Simulation(fleet, policy, lanes, [0, 1, 2, 3])
+    simulation = simulation_of(fleet, policy, lanes, [0, 1, 2, 3])
     state = simulation.advance(simulation.start(), 0, 3)
     simulation.advance(state, 3, 5)
-    again = Simulation(fleet, policy, lanes[::-1], [7, 8, 9, 10])
+    again = simulation_of(fleet, policy, lanes[::-1], [7, 8, 9, 10])
     again.advance(again.start(), 0, 1)
-    assert engine.advance_lanes.compilations() == before + 1
-    alone = Simulation(fleet, policy, lanes[2:3], [2])
+    assert engine.advance_replicas.compilations() == before + 1
+    alone = simulation_of(fleet, policy, lanes[2:3], [2])
     np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], state.server.message[2])
 
 

@@ -115,8 +115,8 @@ def test_every_method_tries_as_many_settings_within_its_ranges(small):
 def test_no_tuning_agent_and_no_tuning_seed_is_tested(small):
     middle = small._middle(METHODS["first-order"])
     test, tuning = (small.config("first-order", middle, tuning) for tuning in (False, True))
-    assert common_agents(test.parts.fleet, tuning.parts.fleet) == 0
-    assert common_agents(test.parts.fleet, test.parts.fleet) == 3, "and it would be seen"
+    assert common_agents(test.experiment.fleet, tuning.experiment.fleet) == 0
+    assert common_agents(test.experiment.fleet, test.experiment.fleet) == 3, "and it would be seen"
     assert not set(test.seeds) & set(tuning.seeds)
 
 

@@ -79,7 +79,7 @@ def test_there_is_one_row_for_every_estimator_and_stage_and_the_paper_is_the_mea
 
 def listed_variances(config, names, m):
     """The variance of estimates from m trajectories at the start, by listing all batches, mean over agents."""
-    policy, mdps = config.parts.policy, [config.parts.fleet.task(i) for i in range(2)]
+    policy, mdps = config.experiment.policy, [config.experiment.fleet.task(i) for i in range(2)]
     theta = jnp.asarray(first_parameters(policy), jnp.float64)
 
     @jax.jit
@@ -154,7 +154,7 @@ def test_an_exact_truth_adds_no_noise_and_what_is_shared_cancels_in_a_ratio():
 
 def test_the_reference_of_many_trajectories_is_the_exact_truth_but_for_its_noise():
     config = pf.make_config(GRID)
-    policy, task = config.parts.policy, config.parts.fleet.task(1)
+    policy, task = config.experiment.policy, config.experiment.fleet.task(1)
     theta = 0.5 * jax.random.normal(jax.random.key(3), (9, 4))
     v, truth = jax.jit(exactly)(policy, task, theta, 1.0)
     w, estimated = jax.jit(from_many, static_argnums=5)(policy, task, theta, 1.0, jax.random.key(4), 40)
@@ -177,7 +177,7 @@ def test_only_parameters_that_actions_depend_on_count():
 
 def test_the_marginalized_form_is_the_same_whatever_the_baseline():
     config = pf.make_config(GRID)
-    make = lambda baseline: Sampled(config.parts.policy, "marginalized", baseline)(config.parts.fleet.task(0))  # noqa: E731
+    make = lambda baseline: Sampled(config.experiment.policy, "marginalized", baseline)(config.experiment.fleet.task(0))  # noqa: E731
     agents = [make("none"), make("leave-one-out")]
     theta = 0.5 * jax.random.normal(jax.random.key(3), (9, 4))
     played = jax.jit(lambda theta: agents[0].sampler.sample(theta, jax.random.key(5), 20))(theta)

@@ -34,7 +34,8 @@ def test_both_methods_train_under_one_budget(study):
     assert meta.rounds == fedavg.rounds
     assert meta.fleet == fedavg.fleet
     steps, trajectories = (
-        {getattr(c.parts.algorithm, name) for c in (meta, fedavg)} for name in ("local_steps", "trajectories_per_round")
+        {getattr(c.experiment.algorithm, name) for c in (meta, fedavg)}
+        for name in ("local_steps", "trajectories_per_round")
     )
     assert len(steps) == len(trajectories) == 1
 
@@ -42,11 +43,11 @@ def test_both_methods_train_under_one_budget(study):
 @STUDY
 def test_from_scratch_the_unseen_agents_have_as_many_trajectories_as_one_personalization(study):
     configs = study.configs(1, False)
-    held_out = [task.recipe.values for task in configs[META].parts.fleet.held_out]
+    held_out = [task.recipe.values for task in configs[META].experiment.fleet.held_out]
     for key in (ONCE, SPLIT):
-        fleet = configs[key].parts.fleet
+        fleet = configs[key].experiment.fleet
         assert [task.recipe.values for task in fleet.train] == held_out
-        assert configs[key].rounds * configs[key].parts.algorithm.trajectories_per_round == study.budget
+        assert configs[key].rounds * configs[key].experiment.algorithm.trajectories_per_round == study.budget
     assert configs[META].evaluation["few_shot"] == (0, study.budget)
 
 

@@ -33,21 +33,21 @@ def test_the_committed_configs_are_the_papers():
 
 def test_budgets_match__table_hyperparameters():
     per_round = {
-        v: paper_tabular_study.tabular(v, 2.0, 1).parts.algorithm.trajectories_per_round
+        v: paper_tabular_study.tabular(v, 2.0, 1).experiment.algorithm.trajectories_per_round
         for v in paper_tabular_study.VARIANTS
     }
     assert per_round == {"exact": 150, "first-order": 100, "fedavg-pg": 150}
     meta = paper_neural_study.meta_config(1)
-    assert meta.rounds * meta.parts.algorithm.trajectories_per_round == 15_000
+    assert meta.rounds * meta.experiment.algorithm.trajectories_per_round == 15_000
     curvature = paper_neural_study.curvature_configs(1, False)
-    assert {m: c.parts.algorithm.trajectories_per_round // 5 for m, c in curvature.items()} == {
+    assert {m: c.experiment.algorithm.trajectories_per_round // 5 for m, c in curvature.items()} == {
         **{m: 20 + m for m in (10, 50, 100, 200, 500, 1000)},
         "fedavg-pg": 30,
     }
 
 
 def test_the_neural_policy_has_360_parameters_and_the_protocols_start():
-    parts = paper_neural_study.meta_config(1).parts
+    parts = paper_neural_study.meta_config(1).experiment
     first, second = parts.policy.init(jax.random.key(0))
     assert [np.shape(x) for layer in (first, second) for x in (layer["weight"], layer["bias"])] == [
         (2, 32),
@@ -159,7 +159,7 @@ def test_hostile_agents_are_not_counted(attacked_runs):
     after[:, :, robustness_study.HONEST :] = 1e6
     np.testing.assert_allclose(robustness_study.honest(replace(run, history=replace(run.history, after=after))), 2.8)
     (alone, ten) = (
-        attacked_runs[key, robustness_study.MEAN].config.parts.fleet
+        attacked_runs[key, robustness_study.MEAN].config.experiment.fleet
         for key in (robustness_study.ALONE, robustness_study.CLEAN)
     )
     np.testing.assert_allclose(alone.train.goal, ten.train.goal[: robustness_study.HONEST], atol=1e-5)

@@ -55,9 +55,9 @@ def run(tmp_path, monkeypatch, capsys):
 def history(config, after, **outcomes) -> History:
     """A history whose values at every evaluation are given, [evaluation] or [seed, evaluation]."""
     rounds = np.asarray([0, *config.stops])
-    shape = (len(config.seeds), len(rounds), config.parts.fleet.agents)
+    shape = (len(config.seeds), len(rounds), config.experiment.fleet.agents)
     full = lambda x: np.broadcast_to(np.asarray(x, float)[..., None], shape)  # noqa: E731
-    per_round = config.parts.algorithm.trajectories_per_round
+    per_round = config.experiment.algorithm.trajectories_per_round
     nobody = np.zeros((*shape[:2], 0))
     named = {name.replace("_", "."): full(x) for name, x in outcomes.items()}
     return History(

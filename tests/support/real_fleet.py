@@ -49,7 +49,13 @@ def running_fleet(folder, agents=3, agent=AGENT, joining=None):
 
 def train(fleet, wanted, *, wait=60.0, watch=lambda _: None, **terms):
     """Train over the network; return the finished run and its log."""
-    terms = {"min_agents": wanted.parts.fleet.agents, "deadline": 60.0, "patience": 120.0, "personalize": 0, **terms}
+    terms = {
+        "min_agents": wanted.experiment.fleet.agents,
+        "deadline": 60.0,
+        "patience": 120.0,
+        "personalize": 0,
+        **terms,
+    }
     run_folder = supervisor.prepare(fleet, wanted, Terms(**terms))
     supervisor.Supervisor(fleet, run_folder, wait, watch).run()
     return load_run(supervisor.finished(fleet, wanted)), run_folder.events()

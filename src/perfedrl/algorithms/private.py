@@ -11,10 +11,8 @@ from perfedrl.algorithms.base import LARGEST_STEP
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
+from perfedrl.key_domains import UPLOAD_NOISE
 from perfedrl.types import Scalar
-
-NOISE = 2**32 - 1
-"""Folded into a round's key for the simulated noise; training splits the key into fewer parts than that."""
 
 
 class Private(Wrapper):
@@ -36,7 +34,7 @@ class Private(Wrapper):
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         upload, state = self.inner.client(message, state, agent, key)
         sent = self.inner.unchanged_upload(message)
-        return privatize(sent, upload, self.clip, self.noise, jax.random.fold_in(key, NOISE)), state
+        return privatize(sent, upload, self.clip, self.noise, jax.random.fold_in(key, UPLOAD_NOISE)), state
 
 
 def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key: PRNGKeyArray) -> PyTree:

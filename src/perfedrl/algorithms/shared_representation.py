@@ -20,10 +20,8 @@ from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
 from perfedrl.estimators.meta import iterate, step_keys
+from perfedrl.key_domains import HEAD_STEPS
 from perfedrl.types import Array, Params
-
-HEAD = 2**32 - 2
-"""Folded into a round's key for the head's steps, so that the representation's have the keys of FedAvgPG."""
 
 ADAPTED = ("head", "all")
 
@@ -102,7 +100,7 @@ class SharedRepresentation(Algorithm):
         by = self.beta if self.head_beta is None else self.head_beta
         if self.head_steps:
             step = lambda theta, keys: self.step(agent, is_head, by, self.m, theta, keys.outer)  # noqa: E731
-            theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD), self.head_steps)
+            theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD_STEPS), self.head_steps)
         step = lambda theta, keys: self.step(agent, is_body, self.beta, self.m, theta, keys.outer)  # noqa: E731
         theta = local_steps(step, theta, agent, key, self.local_steps)
         return self.unchanged_upload(theta), Headed(eqx.filter(theta, is_head), jnp.ones_like(state.trained))

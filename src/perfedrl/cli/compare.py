@@ -35,9 +35,9 @@ def compare(
         check_folder(figures)
     compilation.use_all_cores()
     checked = [plan for path in plans for plan in study.load_plans(path)]
-    with training(restart=False) as progress:
+    with training(restart=False) as observers:
         found = [
-            study.compare(plan, results, runs, only=only or (), saved=saved, progress=progress) for plan in checked
+            study.compare(plan, results, runs, only=only or (), saved=saved, observers=observers) for plan in checked
         ]
     show(found, report, figures)
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 out, err = Console(), Console(stderr=True)
 INTERRUPTED = 130
@@ -32,11 +31,12 @@ ReportFile = Annotated[
 @contextmanager
 def training(restart: bool) -> Iterator[Any]:
     """A progress bar per group of runs that train together; Ctrl-C ends with how to go on."""
-    from perfedrl.experiments.training import Interrupted  # JAX, which not every command needs
+    from perfedrl.cli.progress import progress_bars  # loads JAX, which not every command needs
+    from perfedrl.experiments.training import Interrupted
 
     try:
-        with progress_bars() as update, spoken_warnings():
-            yield update
+        with progress_bars(err) as bars, spoken_warnings():
+            yield [bars]
     except Interrupted as stop:
         same = "the same command without --restart" if restart else "the same command"
         say(f"{stop}; run {same} to go on from there", "yellow")
@@ -57,20 +57,6 @@ def spoken_warnings() -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-
-
-@contextmanager
-def progress_bars() -> Iterator[Any]:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
-    with Progress(*columns, TimeElapsedColumn(), console=err) as bars:
-        tasks: dict[str, Any] = {}
-
-        def update(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done)
-
-        yield update
 
 
 @contextmanager

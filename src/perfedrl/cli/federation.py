@@ -159,7 +159,7 @@ def train_and_show(
     fleet, config = FleetFolder(folder), networked(load_config(file), seed)
     done = None if restart else finished(fleet, config)
     if done is None:
-        run_folder = prepare(fleet, config, terms(config.parts.fleet.agents), None, restart, release)
+        run_folder = prepare(fleet, config, terms(config.experiment.fleet.agents), None, restart, release)
         with live_line(restart) as watch:
             Supervisor(fleet, run_folder, wait, watch).run()
         done = finished(fleet, config)

@@ -88,8 +88,10 @@ def train(
         check_file(report)
     compilation.use_all_cores()
     checked = load_config(config)
-    with training(restart) as progress:
-        run = train_configs(checked, runs, restart=restart, chunk=chunk, progress=progress, compile_cache=compile_cache)
+    with training(restart) as observers:
+        run = train_configs(
+            checked, runs, restart=restart, chunk=chunk, observers=observers, compile_cache=compile_cache
+        )
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
     if report:
@@ -209,7 +211,7 @@ def inspect(
 
         if episode is not None and episode_strip.can_draw(task, episode):
             title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
-            figure = episode_strip.draw_episode(task, checked.parts.policy, params, episode, title)
+            figure = episode_strip.draw_episode(task, checked.experiment.policy, params, episode, title)
             write_atomically(picture, static.image(figure))
             wrote([picture])
         else:
@@ -217,7 +219,7 @@ def inspect(
     except PictureError as error:
         say(str(error), "yellow")
     finally:
-        checked.parts.fleet.close()
+        checked.experiment.fleet.close()
 
 
 def step_by_step(

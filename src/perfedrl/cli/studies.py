@@ -100,8 +100,8 @@ def reproduce(
 
 def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool) -> list[Any]:
     """The runs of some configs, trained where they are missing."""
-    with training(restart) as progress:
-        return train_configs(configs, runs, restart=restart, progress=progress, compile_cache=compile_cache)
+    with training(restart) as observers:
+        return train_configs(configs, runs, restart=restart, observers=observers, compile_cache=compile_cache)
 
 
 def findings(

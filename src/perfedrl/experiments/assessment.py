@@ -1,9 +1,9 @@
 """The evaluation protocol, the same for every family: what a run is worth to agents that it never saw, step by step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -15,16 +15,18 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.evaluate import check_shared
 from perfedrl.experiments.stats import Interval, bootstrap_interval
 from perfedrl.experiments.store import Run
-from perfedrl.simulation.compiled import EVALUATION, FleetState
+from perfedrl.key_domains import EVALUATION
 from perfedrl.simulation.evaluation import MonteCarlo
+from perfedrl.simulation.experiment import PER_SEED
 from perfedrl.simulation.measurements import deployed_step_size, step_by_step
+from perfedrl.simulation.run_state import FleetState
 from perfedrl.simulation.simulator import Simulation
 
 MOST_STEPS = 10_000
 
 
-class Row(NamedTuple):
-    """After so many steps: what they cost an agent, and each outcome's mean over agents and that of the worst one."""
+class StepOutcomes(NamedTuple):
+    """Outcomes after `steps` adaptation steps: their cost, the mean over agents and the worst agent."""
 
     steps: int
     trajectories: int
@@ -52,12 +54,12 @@ class Assessment:
     received: int
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StepOutcomes]:
         """Means over seeds with 95 % bootstrap intervals. The worst agent is found seed by seed."""
         steps = next(iter(self.outcomes.values())).shape[1]
         mean = lambda k: {name: bootstrap_interval(x[:, k].mean(axis=-1)) for name, x in self.outcomes.items()}  # noqa: E731
         worst = lambda k: {name: bootstrap_interval(least(name, x[:, k])) for name, x in self.outcomes.items()}  # noqa: E731
-        return [Row(k, k * self.trajectories, mean(k), worst(k)) for k in range(steps)]
+        return [StepOutcomes(k, k * self.trajectories, mean(k), worst(k)) for k in range(steps)]
 
 
 def least(outcome: str, values: Float[np.ndarray, "seed agent"]) -> Float[np.ndarray, " seed"]:
@@ -81,19 +83,20 @@ def assess(
     an agent is measured over, as many as in the run when left out.
     """
     check(run, steps, trajectories, episodes, alpha, scratch)
-    parts, message = run.config.parts, jax.tree.map(lambda x: x[0], run.message)
+    message = jax.tree.map(lambda x: x[0], run.message)
     simulation, state = beginning(run, episodes, alpha, scratch)
-    # A moment of its own: neither training nor the run's evaluations draw what is drawn here.
-    moment, held_out = EVALUATION + run.config.rounds + 2, parts.fleet.held_out is not None
+    fleet = simulation.fleet
+    # A number of its own, so that neither training nor the run's evaluations draw the same episodes.
+    moment, held_out = EVALUATION + run.config.rounds + 2, fleet.held_out is not None
     try:
         measured = simulation.each_agent(partial(step_by_step, steps, trajectories, alpha), state, moment, held_out)
     finally:
-        parts.fleet.close()
+        fleet.close()
     costs = run.history.trajectories[-1], run.history.bytes[-1], sum(x.nbytes for x in jax.tree.leaves(message))
     return Assessment(
         "held-out" if held_out else "training",
         "from scratch" if scratch else run.config.algorithm["name"],
-        trajectories if isinstance(parts.evaluation, MonteCarlo) else 0,
+        trajectories if isinstance(run.config.experiment.evaluation, MonteCarlo) else 0,
         {name: np.moveaxis(np.asarray(x, float), 1, -1) for name, x in measured.items()},
         *(0 if scratch else int(cost) for cost in costs),
     )
@@ -109,17 +112,16 @@ def check(run: Run, steps: int, trajectories: int, episodes: int | None, alpha: 
     if alpha is not None:
         check_step_sizes(alpha, 1.0)
     else:
-        deployed_step_size(run.config.parts.algorithm, jax.tree.map(lambda x: x[0], run.message))
+        deployed_step_size(run.config.experiment.algorithm, jax.tree.map(lambda x: x[0], run.message))
 
 
 def beginning(run: Run, episodes: int | None, alpha: float | None, scratch: bool) -> tuple[Simulation, FleetState]:
-    """The fleet with the run's initialization, or with fresh parameters."""
-    parts, seeds = run.config.parts, run.config.seeds
-    evaluation = parts.evaluation
-    if episodes is not None and isinstance(evaluation, MonteCarlo):
-        evaluation = MonteCarlo(evaluation.agent, episodes=episodes)
-    algorithm: Any = FedAvgPG(alpha, beta=1.0) if scratch and alpha is not None else parts.algorithm
-    lanes = [algorithm] * len(seeds), seeds, parts.agent
-    simulation = Simulation(parts.fleet, parts.policy, *lanes, evaluation=evaluation, start_key="per-seed")
+    """The simulation and its state to assess: with the run's initialization, or with fresh parameters."""
+    experiment = replace(run.config.experiment, start=PER_SEED)
+    if episodes is not None and isinstance(experiment.evaluation, MonteCarlo):
+        experiment = replace(experiment, evaluation=MonteCarlo(experiment.evaluation.agent, episodes=episodes))
+    if scratch and alpha is not None:
+        experiment = replace(experiment, algorithm=FedAvgPG(alpha, beta=1.0))
+    simulation = Simulation(experiment, run.config.seeds)
     state = simulation.start()
     return simulation, state if scratch else state._replace(server=ServerState(run.message))

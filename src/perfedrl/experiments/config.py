@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +18,13 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
-from perfedrl.experiments.experiment import KINDS, Control, Parts, Privacy, Server, build, form, leaves, named, spoken
+from perfedrl.experiments.experiment import KINDS, Control, Privacy, Server, build, form, leaves, named, spoken
 from perfedrl.experiments.normalization import Normalization
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
 from perfedrl.registry import abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS
+from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.simulator import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
@@ -191,19 +193,25 @@ class Config(BaseModel):
         """Configs that agree in this string train side by side: they differ in seeds and step sizes only."""
         content = self._content()
         del content["seeds"]
-        for part, traced in {"algorithm": leaves(unwrapped(self.parts.algorithm)), **TRACED}.items():
+        for part, traced in {"algorithm": leaves(unwrapped(self.experiment.algorithm)), **TRACED}.items():
             if part in content:
                 content[part] = {k: v for k, v in content[part].items() if k not in traced}
         # Which of the optional step sizes are set is part of the program.
-        content["set"] = str(jax.tree.structure(self.parts.algorithm))
+        content["set"] = str(jax.tree.structure(self.experiment.algorithm))
         # A rate that is left out follows from the step sizes.
-        content["rate"] = self.parts.policy.rate if self.normalization else None
+        content["rate"] = self.experiment.policy.rate if self.normalization else None
         return json.dumps(content, sort_keys=True)
 
     @cached_property
-    def parts(self) -> Parts:
-        """What the config describes; what is wrong with it is said here, before anything compiles."""
+    def experiment(self) -> Experiment:
+        """The experiment that the config describes, built once; mistakes are found here, before anything compiles."""
         return build(self)
+
+    @property
+    def parts(self) -> Experiment:
+        """The old name of `experiment`."""
+        warnings.warn("Config.parts is now Config.experiment", DeprecationWarning, stacklevel=2)
+        return self.experiment
 
     def to_toml(self, **fleet: Any) -> str:
         """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
@@ -222,19 +230,32 @@ class Config(BaseModel):
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config from a TOML file; a file that it names is looked for in the config's own folder."""
+    """Read a config from a TOML file and build its experiment, so that mistakes are found before any work."""
+    config = read_config(path)
+    try:
+        config.experiment  # noqa: B018
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return config
+
+
+def read_config(path: str | Path) -> Config:
+    """Read a config from a TOML file and check its settings; its experiment is built on first use.
+
+    A file that the config names is looked for in the config's own folder.
+    """
     path = Path(path)
     table = beside(path, read_table(path, "config"))
     try:
-        return make_config(table)
+        return validated(Config, table, "config")
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
-    """Check a table of settings and build what it describes; the error is one sentence about the first thing wrong."""
+    """Check a table of settings and build its experiment; the error is one sentence about the first mistake."""
     config = validated(Config, table, "config")
-    config.parts  # noqa: B018
+    config.experiment  # noqa: B018
     return config
 
 

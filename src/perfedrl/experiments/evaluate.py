@@ -1,5 +1,6 @@
-"""A saved run's initialization, agent by agent, before and after adaptation, measured as the run was."""
+"""Evaluation of a saved run, agent by agent, before and after adaptation, with the run's own evaluation."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +18,9 @@ from perfedrl.simulation.simulator import Simulation
 
 
 class AgentReturn(NamedTuple):
-    """One agent's expected return over the run's seeds, beside the best that any policy reaches if that is known.
+    """One agent's expected return over the run's seeds, and the return of an optimal policy where that is known.
 
-    Agents are numbered as in `personalize`: those held out follow the training ones.
+    Agents are numbered as in `personalize`: held-out agents follow the training agents.
     """
 
     agent: int
@@ -34,44 +35,43 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
 
     Finite MDPs are evaluated exactly, others by Monte Carlo from fresh trajectories.
     """
-    parts, seeds = run.config.parts, run.config.seeds
     check_shared(run)
-    algorithm, message = parts.algorithm, run.message
+    experiment, message = run.config.experiment, run.message
     if alpha is not None:
-        # One policy-gradient step from the shared parameters is how FedAvg-PG personalizes; its training is not used.
+        # FedAvg-PG personalizes by one policy-gradient step from the shared parameters; its training is not used.
         check_step_sizes(alpha, 1.0)
-        algorithm, message = FedAvgPG(alpha, beta=1.0), run.params
-    simulation = Simulation(parts.fleet, parts.policy, [algorithm] * len(seeds), seeds, evaluation=parts.evaluation)
+        experiment, message = replace(experiment, algorithm=FedAvgPG(alpha, beta=1.0)), run.params
+    fleet, simulation = experiment.fleet, Simulation(experiment, run.config.seeds)
     # A round that training never reaches, so that the episodes are not those of the run's own evaluations.
     state = simulation.start()._replace(server=ServerState(message))
     try:
         measured = simulation.measure(state, run.config.rounds + 1)
     finally:
-        parts.fleet.close()
+        fleet.close()
     rows = []
     for part, before, after in (
         ("training", measured.before, measured.after),
         ("held-out", measured.held_out_before, measured.held_out_after),
     ):
         for i in range(before.shape[-1]):
-            task = parts.fleet.task(i, held_out=part == "held-out")
+            task = fleet.task(i, held_out=part == "held-out")
             optimum = float(exact.optimal_return(task)) if isinstance(task, TabularMDP) else None
             first, second = (mean_interval(np.asarray(x[:, 0, i], float)) for x in (before, after))
-            number = i + (parts.fleet.agents if part == "held-out" else 0)
+            number = i + (fleet.agents if part == "held-out" else 0)
             rows.append(AgentReturn(number, part, first, second, optimum))
     return rows
 
 
 def check_shared(run: Run) -> None:
-    """Refuse a run that learned nothing for others."""
-    if not run.config.parts.algorithm.federated:
+    """Reject a run without a shared initialization."""
+    if not run.config.experiment.algorithm.federated:
         raise UserError(f"{run.folder.name} trained every agent alone: there is no shared initialization to adapt")
 
 
 def adaptation_step(run: Run, alpha: float | None, lane: int) -> Any:
-    """The step size to adapt with: the given one, or the run's own, which may be one for every parameter."""
+    """The step size to adapt with: the given one, or the run's own, which may differ between parameters."""
     check_shared(run)
     if alpha is None:
-        return deployed_step_size(run.config.parts.algorithm, jax.tree.map(lambda x: x[lane], run.message))
+        return deployed_step_size(run.config.experiment.algorithm, jax.tree.map(lambda x: x[lane], run.message))
     check_step_sizes(alpha, 1.0)
     return alpha

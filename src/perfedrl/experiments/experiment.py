@@ -33,6 +33,7 @@ from perfedrl.experiments.normalization import check_curvature, normalize, perso
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import Registry, abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
+from perfedrl.simulation.experiment import Experiment
 
 KINDS: Mapping[str, Registry] = MappingProxyType(
     {
@@ -47,18 +48,6 @@ KINDS: Mapping[str, Registry] = MappingProxyType(
     }
 )
 """A config's tables that name a part."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """What a config describes; `weights` are the training agents' in the server's mean, None where all count alike."""
-
-    fleet: Fleet
-    policy: Any
-    agent: Sampled
-    algorithm: Algorithm
-    evaluation: Evaluation
-    weights: tuple[float, ...] | None = None
 
 
 class Privacy(BaseModel):
@@ -93,8 +82,8 @@ class Server(BaseModel):
     eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
 
 
-def build(config: Any) -> Parts:
-    """The parts of a config; what is wrong with it is said here, before anything compiles."""
+def build(config: Any) -> Experiment:
+    """Build the experiment that a config describes; a mistake is an error here, before anything compiles."""
     if isinstance(config.evaluate_every, tuple) and config.evaluate_every[-1] != config.rounds:
         last = config.evaluate_every[-1]
         raise UserError(f"evaluate_every ends with {last}; the last evaluation must be at round {config.rounds}")
@@ -121,7 +110,7 @@ def build(config: Any) -> Parts:
     agents_per_round(wrapped, fleet.agents, config.participation, weights)
     if wrapped is not algorithm:
         wrapped.check_supports(fleet, policy)
-    return Parts(fleet, policy, agent, wrapped, evaluation, weights)
+    return Experiment(fleet, policy, wrapped, agent, evaluation, weights, config.participation, config.start)
 
 
 def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:

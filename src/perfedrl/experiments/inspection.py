@@ -13,8 +13,7 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.registry import abbreviated
 from perfedrl.rollout import sampler
-from perfedrl.simulation.compiled import START
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.keys import start_key
 from perfedrl.types import Params, Trajectory
 
 MANY = 9
@@ -36,17 +35,16 @@ class Inspection:
 
 def inspect(config: Config) -> Inspection:
     """Build what a config describes and look at it; nothing is trained."""
-    parts = config.parts
-    simulation = Simulation(parts.fleet, parts.policy, [parts.algorithm], config.seeds[:1], parts.agent)
-    params = jax.eval_shape(parts.policy.init, jax.random.key(0))
-    shared, own = described(parts.fleet)
+    experiment = config.experiment
+    params = jax.eval_shape(experiment.policy.init, jax.random.key(0))
+    shared, own = described(experiment.fleet)
     return Inspection(
         shared,
         own,
-        parts.fleet.agents,
+        experiment.fleet.agents,
         sum(x.size for x in jax.tree.leaves(params)),
-        parts.algorithm.trajectories_per_round,
-        simulation.bytes_per_round,
+        experiment.algorithm.trajectories_per_round,
+        experiment.bytes_per_round,
     )
 
 
@@ -79,14 +77,13 @@ def plain(value: Any) -> str:
 
 def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory | None]:
     """An agent's task, the parameters that training starts from, and an episode of the agent under them, if any."""
-    fleet, policy = config.parts.fleet, config.parts.policy
+    fleet, policy = config.experiment.fleet, config.experiment.policy
     count = fleet.agents + fleet.held_out_agents
     if not 0 <= agent < count:
         raise UserError(f"there is no agent {agent}: the fleet has {count}, numbered from 0, training agents first")
     held_out = agent >= fleet.agents
     task = fleet.task(agent - fleet.agents if held_out else agent, held_out=held_out)
-    key = jax.random.key(0 if config.start == "per-seed" else config.start)
-    params = policy.init(jax.random.fold_in(key, START))
+    params = policy.init(start_key(config.experiment.start_number(seed=0)))
     if isinstance(task, DataTask):
         return task, params, None
     play = partial(sampler(task, policy).sample, m=1)

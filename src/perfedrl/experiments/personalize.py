@@ -22,8 +22,8 @@ from perfedrl.experiments.evaluate import adaptation_step
 from perfedrl.experiments.files import named_leaves, write_atomically
 from perfedrl.experiments.stats import Interval, mean_interval, share_interval
 from perfedrl.experiments.store import Run, load_run
+from perfedrl.key_domains import PERSONALIZATION
 from perfedrl.rollout import sampler
-from perfedrl.simulation.compiled import PERSONALIZATION
 from perfedrl.simulation.evaluation import MOST_EPISODES, check_fit, episode_outcomes
 from perfedrl.types import Params
 
@@ -89,26 +89,26 @@ def personalize(
     run = run if isinstance(run, Run) else load_run(run)
     check(trajectories=trajectories, steps=1 if steps is None else steps, episodes=episodes)
     if steps is None:
-        steps = min(run.config.parts.algorithm.personalization_steps, trajectories)
+        steps = min(run.config.experiment.algorithm.personalization_steps, trajectories)
         trajectories //= steps
     if not whole(draw) or not 0 <= draw < 2**32:
         raise UserError(f"draw must be a whole number from 0 to 2**32 - 1; it is {draw!r}")
     seed = run.config.seeds[0] if seed is None else seed
     if seed not in run.config.seeds:
         raise UserError(f"the run has no seed {seed}; it has {', '.join(map(str, run.config.seeds))}")
-    lane, policy = run.config.seeds.index(seed), run.config.parts.policy
+    lane, policy = run.config.seeds.index(seed), run.config.experiment.policy
     step_size = adaptation_step(run, alpha, lane)
     name, chosen = choose_agent(run, goal, agent, task)
     theta = jax.tree.map(lambda x: x[lane], run.params)
     adaptation, measuring = jax.random.split(personal_key(seed, name, draw))
     adapted = _steps if isinstance(chosen, PlayedTask) else _adapted
-    own = adapted(run.config.parts.agent, chosen, theta, step_size, adaptation, trajectories, steps)
+    own = adapted(run.config.experiment.agent, chosen, theta, step_size, adaptation, trajectories, steps)
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
         raise UserError(f"the agent's parameters became infinite: lower alpha, which is {alpha:g}")
     before, shown_before = measure(policy, chosen, theta, measuring, episodes)
     after, shown_after = measure(policy, chosen, own, measuring, episodes)
-    run.config.parts.fleet.close()
+    run.config.experiment.fleet.close()
     own = jax.tree.map(np.asarray, own)
     measured = before, after, shown_before, shown_after
     return Personalized(name, chosen, own, *measured, trajectories, steps, alpha, seed, draw)
@@ -137,7 +137,7 @@ def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task
     """The agent's name and task."""
     if sum(x is not None for x in (goal, agent, task)) != 1:
         raise UserError("say which agent: a goal, an agent's number, or a task, and only one of them")
-    fleet = run.config.parts.fleet
+    fleet = run.config.experiment.fleet
     if agent is not None:
         if not 0 <= agent < fleet.agents + fleet.held_out_agents:
             raise UserError(
@@ -149,7 +149,7 @@ def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task
         return f"agent {agent} (held out)", fleet.task(agent - fleet.agents, held_out=True)
     if task is not None:
         check_task(task, "the task")
-        check_fit(task, run.config.parts.policy)
+        check_fit(task, run.config.experiment.policy)
         return "own task", task
     world = fleet.task(0)
     if isinstance(goal, str):

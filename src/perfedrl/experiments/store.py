@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
-from perfedrl.experiments.config import Config, load_config
+from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.files import AGAIN, named_leaves, npz, read_npz, read_safetensors, write_atomically
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.types import Params
@@ -55,7 +55,7 @@ class Run:
     @cached_property
     def params(self) -> Params:
         """The shared initialization of every seed."""
-        return jax.tree.map(np.asarray, jax.vmap(self.config.parts.algorithm.shared)(self.message))
+        return jax.tree.map(np.asarray, jax.vmap(self.config.experiment.algorithm.shared)(self.message))
 
     @property
     def deployed(self) -> Deployment:
@@ -82,8 +82,8 @@ def save_run(
     deployment: Deployment | None,
     message: PyTree,
     provenance: Mapping[str, Any],
-) -> Path:
-    """Write a finished run and remove its checkpoint. The folder gets its name when all is in it."""
+) -> Run:
+    """Write a finished run, remove its checkpoint and return the run. The folder is renamed when it is complete."""
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
     own_file = {}
@@ -105,13 +105,13 @@ def save_run(
         shutil.rmtree(old)
     else:
         os.replace(partial, folder)
-    return folder
+    return Run(folder, config, history, message, dict(provenance), deployment)
 
 
 def load_run(folder: str | Path, config: Config | None = None) -> Run:
-    """Read a finished run; what is missing, damaged or too new is said in one sentence.
+    """Read a finished run. A missing, damaged or too new file is an error of one sentence.
 
-    `config` is the run's config where it is at hand, so that its experiment is not built again.
+    `config` is the run's config where the caller has it, so that its experiment is not built again.
     """
     folder = Path(folder)
     folder = folder if folder.name else folder.resolve()
@@ -122,17 +122,17 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
         raise UserError(f"{folder} has no trained initialization yet; run `perfedrl train` on its config to finish it")
     provenance = read_provenance(folder)
     _check_complete(folder, FILES)
-    config = load_config(folder / "config.toml") if config is None else config
-    if not folder.name.endswith(config.digest):
-        raise UserError(
-            f"{folder / 'config.toml'} is not the config of this run, its digest is {config.digest}; {AGAIN}"
-        )
+    path = folder / "config.toml"
+    on_disk = load_config(path) if config is None else read_config(path)
+    if not folder.name.endswith(on_disk.digest):
+        raise UserError(f"{path} is not the config of this run, its digest is {on_disk.digest}; {AGAIN}")
+    config = on_disk if config is None else config
     history, deployment = read_npz(folder / "history.npz", History.of), None
-    if config.parts.evaluation.few_shot:
+    if config.experiment.evaluation.few_shot:
         _check_complete(folder, (DEPLOYMENT,))
         deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
     leaves, _ = read_safetensors(folder / "params.safetensors")
-    server, _ = config.parts.algorithm.init(config.parts.policy.init(jax.random.key(0)))
+    server, _ = config.experiment.algorithm.init(config.experiment.policy.init(jax.random.key(0)))
     message = _like(server.message, leaves, len(config.seeds))
     return Run(folder, config, history, message, provenance, deployment)
 

@@ -1,7 +1,7 @@
-"""Configs -> runs. Configs that differ only in seeds and step sizes train together in one compiled program."""
+"""Training: configs become runs. Configs that differ only in seeds and step sizes train in one compiled program."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
@@ -29,13 +29,12 @@ from perfedrl.experiments.store import (
     save_run,
 )
 from perfedrl.simulation.history import Deployment, History
-from perfedrl.simulation.simulator import Simulation, Standing
+from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.run_state import RunState
+from perfedrl.simulation.simulator import Simulation
 
 CHECKPOINT_SECONDS = 2.0
 """The least time between two checkpoints; an interrupt writes one in any case."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what is trained, rounds done, rounds in all)."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -51,13 +50,14 @@ def train(
     *,
     restart: bool = False,
     chunk: int | None = None,
-    progress: Progress | None = None,
+    observers: Iterable[Observer] = (),
     compile_cache: bool = True,
 ) -> Any:
     """Train a config, or several at once, and return the run or the list of runs.
 
-    What is already in `root` is read instead of trained, and what was interrupted goes on where it stood, unless
-    `restart` is set. Compiled programs are kept on disk for the next time unless `compile_cache` is off.
+    Runs that are already in `root` are read instead of trained, and interrupted ones resume from their checkpoint,
+    unless `restart` is set. `observers` are told of each run's evaluations. Compiled programs are kept on disk for the
+    next time unless `compile_cache` is off.
     """
     configs = [config] if isinstance(config, Config) else list(config)
     root = Path(root)
@@ -69,27 +69,37 @@ def train(
     if restart:
         for item in configs:
             discard_checkpoint(root, item)
-    unfinished = lambda item: restart or has_checkpoint(root, item) or not has_run(root, item)  # noqa: E731
-    missing = {item.folder: item for item in configs if unfinished(item)}
+    missing = {
+        item.folder: item for item in configs if restart or has_checkpoint(root, item) or not has_run(root, item)
+    }
+    trained: dict[str, Run] = {}
     for members, checkpoints in _groups(root, missing.values()):
         with ExitStack() as locks:
             for item in members:
                 locks.enter_context(locked(root, item))
-            _train_together(root, members, checkpoints, chunk, progress)
-    runs = [load_run(root / item.folder) for item in configs]
+            group = _Group(root, members, chunk, list(observers))
+            trained |= {run.config.folder: run for run in group.train(checkpoints)}
+    runs = [trained[item.folder] if item.folder in trained else load_run(root / item.folder, item) for item in configs]
     return runs[0] if isinstance(config, Config) else runs
 
 
 def saved(configs: Sequence[Config], root: str | Path = "runs") -> list[Run]:
-    """The finished runs of some configs, none of which is trained; the error names the first that is missing."""
+    """Load the finished runs of some configs without training; the error names the first that is missing."""
     for item in configs:
         if not has_run(Path(root), item):
             raise UserError(f"{root} has no finished run {item.folder}; train it, or leave out --saved")
-    return [load_run(Path(root) / item.folder) for item in configs]
+    return [load_run(Path(root) / item.folder, item) for item in configs]
+
+
+def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulation:
+    """Configs that can train together, as the replicas of one simulation."""
+    algorithms = [config.experiment.algorithm for config in configs for _ in config.seeds]
+    seeds = [seed for config in configs for seed in config.seeds]
+    return Simulation(configs[0].experiment, seeds, algorithms, chunk)
 
 
 def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], list[Checkpoint]]]:
-    """Configs that share a program and stand at the same round, with their checkpoints if they have any."""
+    """Configs that share a program and are at the same round, with their checkpoints if they have any."""
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
     for config in configs:
         checkpoint = load_checkpoint(root, config)
@@ -101,90 +111,110 @@ def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], l
     return list(groups.values())
 
 
-def _train_together(root: Path, configs: list[Config], checkpoints: list[Checkpoint], chunk, progress) -> None:
-    began = time.monotonic() - (checkpoints[0].seconds if checkpoints else 0.0)
-    simulation = side_by_side(configs, chunk)
-    rounds, label = configs[0].rounds, _label(configs)
-    tell = progress or (lambda *_: None)
-    tell(label, checkpoints[0].round if checkpoints else 0, rounds)  # before the first compilation
-    standing = start = _resume(simulation, checkpoints)
-    saved = time.monotonic()
-    try:
-        for standing in simulation.run(start, configs[0].stops):
-            tell(label, standing.round, rounds)
-            if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                _save_checkpoints(root, configs, standing, time.monotonic() - began)
-                saved = time.monotonic()
-        deployment = simulation.deploy(standing.state, rounds)
-        _save_runs(root, configs, standing, deployment, time.monotonic() - began)
-    except UserError:
-        if standing.round > start.round:  # what was learned until then is kept
-            _save_checkpoints(root, configs, standing, time.monotonic() - began)
-        raise
-    except KeyboardInterrupt:
-        unfinished = [config for config in configs if partial_folder(root, config).exists()]
-        _save_checkpoints(root, configs, standing, time.monotonic() - began, only=unfinished)
-        raise Interrupted([config.name for config in configs], standing.round, rounds) from None
-    finally:
-        simulation.fleet.close()
+class CheckpointWriter(Observer):
+    """Writes a run's checkpoint when training pauses, at most every `CHECKPOINT_SECONDS`."""
+
+    def __init__(self, root: Path, config: Config, seconds: float):
+        self.root, self.config = root, config
+        self._began = time.monotonic() - seconds
+        self._first, self._written = 0, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The time that training took so far, including earlier parts of the run."""
+        return time.monotonic() - self._began
+
+    def on_start(self, state: RunState) -> None:
+        self._first = state.round
+
+    def on_round(self, state: RunState) -> None:
+        if state.round > self._first and time.monotonic() - self._written > CHECKPOINT_SECONDS:
+            self.write(state)
+
+    def write(self, state: RunState) -> None:
+        """Write the checkpoint now."""
+        leaves = tuple(jax.tree.leaves(state.fleet_state))
+        assert state.history is not None
+        save_checkpoint(self.root, self.config, Checkpoint(state.round, leaves, state.history, self.seconds))
+        self._written = time.monotonic()
 
 
-def _save_runs(
-    root: Path, configs: Sequence[Config], standing: Standing, deployment: Deployment | None, seconds: float
-) -> None:
-    messages = standing.state.server.message
-    for config, lanes in _lanes(configs):
-        own = jax.tree.map(lambda x, lanes=lanes: x[lanes], messages)
-        about = {**provenance(seconds), "trained_with": [c.folder for c in configs if c is not config]}
-        few_shot = deployment and deployment.select(lanes)
-        save_run(root, config, standing.history.select(lanes), few_shot, own, about)
+class _Group:
+    """Configs that train together: one simulation, and one run with its own observers for each config."""
 
+    def __init__(self, root: Path, configs: list[Config], chunk: int | None, observers: list[Observer]):
+        self.root, self.configs, self.observers = root, configs, observers
+        self.simulation = side_by_side(configs, chunk)
+        self.rounds = configs[0].rounds
+        self.label = configs[0].name if len(configs) == 1 else f"{configs[0].name} and {len(configs) - 1} more"
+        ends = accumulate(len(config.seeds) for config in configs)
+        self.replicas = [slice(end - len(config.seeds), end) for config, end in zip(configs, ends, strict=True)]
 
-def _save_checkpoints(
-    root: Path, configs: Sequence[Config], standing: Standing, seconds: float, only: Sequence[Config] | None = None
-) -> None:
-    for config, lanes in _lanes(configs):
-        if only is None or config in only:
-            leaves = tuple(leaf[lanes] for leaf in jax.tree.leaves(standing.state))
-            save_checkpoint(root, config, Checkpoint(standing.round, leaves, standing.history.select(lanes), seconds))
+    def train(self, checkpoints: list[Checkpoint]) -> list[Run]:
+        """Train from the checkpoints, or from the start, and return the finished runs."""
+        seconds = checkpoints[0].seconds if checkpoints else 0.0
+        writers = [CheckpointWriter(self.root, config, seconds) for config in self.configs]
+        watching = [[*self.observers, writer] for writer in writers]
+        start = RunState(checkpoints[0].round if checkpoints else 0, None, None)
+        for state, observers in zip(self._of_each(start), watching, strict=True):
+            for observer in observers:
+                observer.on_start(state)
+        state = begun = self._resume(checkpoints)
+        try:
+            if not checkpoints:
+                self._announce(begun, watching)
+            for state in self.simulation.run(begun, self.configs[0].stops):
+                self._announce(state, watching)
+            deployment = self.simulation.deploy(state.fleet_state, self.rounds)
+            return self._save_runs(state, deployment, writers[0].seconds)
+        except UserError:
+            if state.round > begun.round:  # keep what was learned until then
+                self._write(state, writers)
+            raise
+        except KeyboardInterrupt:
+            self._write(state, [w for w in writers if partial_folder(self.root, w.config).exists()])
+            raise Interrupted([config.name for config in self.configs], state.round, self.rounds) from None
+        finally:
+            self.simulation.fleet.close()
 
+    def _resume(self, checkpoints: Sequence[Checkpoint]) -> RunState:
+        if not checkpoints:
+            return self.simulation.begin()
+        leaves = [np.concatenate(parts) for parts in zip(*(c.leaves for c in checkpoints), strict=True)]
+        start = self.simulation.start()
+        if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
+            raise UserError(
+                "the checkpoint is of another kind of algorithm than the config: train again with --restart"
+            )
+        state = jax.tree.unflatten(jax.tree.structure(start), leaves)
+        return RunState(checkpoints[0].round, state, History.join([c.history for c in checkpoints]))
 
-def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulation:
-    """Configs that train with each other, as the lanes of one simulation."""
-    parts = [config.parts for config in configs]
-    algorithms = [p.algorithm for c, p in zip(configs, parts, strict=True) for _ in c.seeds]
-    seeds = [seed for config in configs for seed in config.seeds]
-    shared = parts[0]
-    return Simulation(
-        shared.fleet,
-        shared.policy,
-        algorithms,
-        seeds,
-        shared.agent,
-        chunk,
-        shared.evaluation,
-        configs[0].start,
-        shared.weights,
-        configs[0].participation,
-    )
+    def _of_each(self, state: RunState) -> list[RunState]:
+        """The state of each config's own run."""
 
+        def own(config: Config, replicas: slice) -> RunState:
+            fleet_state = jax.tree.map(lambda x: x[replicas], state.fleet_state)
+            history = state.history and state.history.select(replicas)
+            return RunState(state.round, fleet_state, history, config.name, self.rounds, self.label)
 
-def _lanes(configs: Sequence[Config]) -> list[tuple[Config, slice]]:
-    """Each config with the lanes that train it."""
-    ends = accumulate(len(config.seeds) for config in configs)
-    return [(config, slice(end - len(config.seeds), end)) for config, end in zip(configs, ends, strict=True)]
+        return [own(config, replicas) for config, replicas in zip(self.configs, self.replicas, strict=True)]
 
+    def _announce(self, state: RunState, watching: Sequence[Sequence[Observer]]) -> None:
+        for own, observers in zip(self._of_each(state), watching, strict=True):
+            announce(observers, own)
 
-def _resume(simulation: Simulation, checkpoints: Sequence[Checkpoint]) -> Standing:
-    if not checkpoints:
-        return simulation.begin()
-    leaves = [np.concatenate(parts) for parts in zip(*(c.leaves for c in checkpoints), strict=True)]
-    start = simulation.start()
-    if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
-        raise UserError("the checkpoint is of another kind of algorithm than the config: train again with --restart")
-    state = jax.tree.unflatten(jax.tree.structure(start), leaves)
-    return Standing(checkpoints[0].round, state, History.join([c.history for c in checkpoints]))
+    def _write(self, state: RunState, writers: Sequence[CheckpointWriter]) -> None:
+        of = dict(zip([config.folder for config in self.configs], self._of_each(state), strict=True))
+        for writer in writers:
+            writer.write(of[writer.config.folder])
 
-
-def _label(configs: Sequence[Config]) -> str:
-    return configs[0].name if len(configs) == 1 else f"{configs[0].name} and {len(configs) - 1} more"
+    def _save_runs(self, state: RunState, deployment: Deployment | None, seconds: float) -> list[Run]:
+        runs = []
+        for config, replicas, own in zip(self.configs, self.replicas, self._of_each(state), strict=True):
+            others = [c.folder for c in self.configs if c is not config]
+            about = {**provenance(seconds), "trained_with": others}
+            few_shot = deployment and deployment.select(replicas)
+            assert own.history is not None
+            assert own.fleet_state is not None
+            runs.append(save_run(self.root, config, own.history, few_shot, own.fleet_state.server.message, about))
+        return runs

@@ -1,7 +1,7 @@
-"""What `lanes.py` compiles, played in Python: rounds and measurements of agents that JAX cannot trace.
+"""The Python loop: rounds and measurements of agents that JAX cannot trace, one after the other.
 
-Keys are the same, so an agent's work is a function of (seed, agent, round) here too. An agent whose environment fails
-sits out: the round goes on without its upload, and what could not be measured is not a number.
+Keys are those of the compiled loop, so an agent's work is a function of (seed, agent, round) here too. An agent whose
+environment fails is left out of the round, and its measurements are NaN.
 """
 
 import logging
@@ -16,7 +16,8 @@ from jaxtyping import Float, PyTree
 from perfedrl.algorithms import Algorithm
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Objective
-from perfedrl.simulation.compiled import FleetState, agent_key, taking_part
+from perfedrl.simulation.keys import agent_key, draw_participants
+from perfedrl.simulation.run_state import FleetState
 
 log = logging.getLogger("perfedrl")
 
@@ -30,18 +31,18 @@ def advance(
     first: int,
     rounds: int,
     weights: Float[np.ndarray, " n"] | None,
-    present: int | None = None,
+    participants: int | None = None,
 ) -> FleetState:
-    """Advance all lanes by `rounds` rounds from round `first`, one lane and one agent after the other."""
+    """Advance all replicas by `rounds` rounds from round `first`, one replica and one agent after the other."""
     everybody = range(len(tasks))
     agents, weights = [agent(task) for task in tasks], np.ones(len(tasks)) if weights is None else weights
     done = []
     for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
-        lane = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
+        replica = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
         for k in range(first, first + rounds):
-            who = everybody if present is None else taking_part(seed, k, len(tasks), present).tolist()
-            lane = play_round(algorithm, lane, agents, seed, k, weights, who)
-        done.append(lane)
+            who = everybody if participants is None else draw_participants(seed, k, len(tasks), participants).tolist()
+            replica = play_round(algorithm, replica, agents, seed, k, weights, who)
+        done.append(replica)
     return jax.tree.map(lambda *xs: np.stack(xs), *done)
 
 
@@ -54,7 +55,7 @@ def play_round(
     weights: Float[np.ndarray, " n"],
     who: Sequence[int],
 ) -> FleetState:
-    """One communication round of one lane, in which some agents take part."""
+    """Run one communication round of one replica, in which the agents `who` take part."""
     uploads, took_part, clients = [], [], []
     for i, agent in enumerate(agents):
         client = jax.tree.map(lambda x, i=i: x[i], state.clients)
@@ -89,7 +90,7 @@ def measure(
     first_agent: int,
     moment: int,
 ) -> Any:
-    """Apply `how`, a function of one agent, to every agent of every lane: arrays [lane, agent, ...]."""
+    """Apply `how`, a function of one agent, to every agent of every replica: arrays [replica, agent, ...]."""
     rows: list[list[Any]] = []
     for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
         row = []
@@ -103,11 +104,11 @@ def measure(
                 log.warning("an agent cannot be measured: %s", error)
                 row.append(None)
         rows.append(row)
-    return filled(rows)
+    return stack_measurements(rows)
 
 
-def filled(rows: list[list[Any]]) -> Any:
-    """The measurements as arrays [lane, agent, ...], with NaN for those that failed."""
+def stack_measurements(rows: list[list[Any]]) -> Any:
+    """Stack measurements into arrays [replica, agent, ...], with NaN for those that failed."""
     there = next((x for row in rows for x in row if x is not None), None)
     if there is None:
         raise UserError("no agent of the fleet can be measured: every environment failed")

@@ -1,8 +1,7 @@
-"""The whole fleet in one process: start, train, measure, deploy. The programs it calls are in `lanes.py`."""
+"""The simulator: train, measure and deploy a whole fleet in one process."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,133 +10,101 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from perfedrl.algorithms import Algorithm, ServerState
-from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
+from perfedrl.algorithms import Algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import DivergenceError, UserError
-from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Objective, Sampled
+from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Sampled
 from perfedrl.exact.tabular import Exact, float64
+from perfedrl.key_domains import DEPLOYMENT, EVALUATION
 from perfedrl.simulation import python_loop
-from perfedrl.simulation.compiled import DEPLOYMENT, EVALUATION, START, FleetState, advance_lanes, measure_lanes
-from perfedrl.simulation.evaluation import Evaluation, auto, exact
+from perfedrl.simulation.compiled import advance_replicas, measure_replicas
+from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.simulation.measurements import before_and_after, deploy
+from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.types import Params
 
 MANY_DECISIONS = 5000
-"""Of one agent; from about here on agents one by one are faster on a CPU than side by side, and take less memory."""
+"""Decisions of one agent from which on a CPU runs agents one by one faster than side by side, with less memory."""
 
 RETURNS = ("before", "after", "held_out_before", "held_out_after")
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A fleet, a policy and one algorithm per lane, ready to train.
+    """An experiment with its seeds, ready to train.
 
-    `agent` makes what an algorithm sees of a task: `Sampled(policy)` when left out; with `Exact(policy)` gradients and
-    curvature are exact and everything is in float64: the m -> infinity dynamics. `chunk` bounds how many agents run at
-    a time, for fleets that exceed memory; results do not depend on it, and left out it is chosen for speed.
-    `evaluation` is exact where that is possible when left out. `start_key` draws the start parameters that all seeds
-    share; "per-seed" gives each its own draw. `weights` are the training agents' in the server's mean, all alike when
-    left out. `participation` is the share of the agents that take part in a round, drawn anew for each.
+    All seeds train side by side in one compiled call. `algorithms` are the experiment's algorithm with the step sizes
+    of each seed, where they differ. `chunk` bounds how many agents run at a time, for fleets that exceed memory; it
+    does not change results, and by default it is chosen for speed.
     """
 
-    fleet: Fleet
-    policy: Any
-    algorithms: Sequence[Algorithm]
+    experiment: Experiment
     seeds: Sequence[int]
-    agent: Callable[[Any], Objective] | None = None
+    algorithms: Sequence[Algorithm] = ()
     chunk: int | None = None
-    evaluation: Evaluation | None = None
-    start_key: int | str = 0
-    weights: Sequence[float] | None = None
-    participation: float = 1.0
 
     def __post_init__(self) -> None:
+        if not self.algorithms:
+            object.__setattr__(self, "algorithms", [self.experiment.algorithm] * len(self.seeds))
         if len(self.algorithms) != len(self.seeds) or not self.seeds:
-            raise UserError(f"each lane needs an algorithm and a seed: {len(self.algorithms)} and {len(self.seeds)}")
+            raise UserError(
+                f"expected one algorithm per seed; there are {len(self.algorithms)} for {len(self.seeds)} seeds"
+            )
         if any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise UserError("seeds must be whole numbers from 0 to 2**32 - 1")
         if len({jax.tree.structure(algorithm) for algorithm in self.algorithms}) > 1:
-            raise UserError("lanes may differ in step sizes and seeds only, not in the algorithm or its batch sizes")
+            raise UserError(
+                "runs side by side may differ in step sizes and seeds only, not in the algorithm or its counts"
+            )
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"chunk must be at least 1; it is {self.chunk}")
-        if self.start_key != "per-seed" and not isinstance(self.start_key, int):
-            raise UserError(f'start_key must be a whole number or "per-seed"; it is {self.start_key!r}')
-        check_algorithm(self.algorithms[0], type(self.algorithms[0]).__name__)
-        check_agents(self.algorithms[0], self.fleet.agents, self.weights)
-        agents_per_round(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
-        self.algorithms[0].check_supports(self.fleet, self.policy)
-        if isinstance(self.agent, Exact):
-            exact(self.fleet, Sampled(self.policy))
-        self._evaluation  # noqa: B018
 
     @property
-    def _agent(self) -> Callable[[Any], Objective]:
-        return Sampled(self.policy) if self.agent is None else self.agent
-
-    @cached_property
-    def _evaluation(self) -> Any:
-        if self.evaluation is not None:
-            return self.evaluation
-        return auto(self.fleet, self._agent if isinstance(self._agent, Sampled) else Sampled(self.policy))
-
-    @cached_property
-    def present(self) -> int:
-        """How many agents take part in a round."""
-        return agents_per_round(self.algorithms[0], self.fleet.agents, self.participation, self.weights)
-
-    def cost_after(self, rounds: int) -> dict[str, np.ndarray]:
-        """What so many rounds cost the mean agent, in whole trajectories and bytes; who sits out pays nothing."""
-        mean = lambda cost: np.asarray([round(cost * self.present / self.fleet.agents)])  # noqa: E731
-        cost = self.algorithms[0].trajectories_after(rounds), rounds * self.bytes_per_round
-        return {"trajectories": mean(cost[0]), "bytes": mean(cost[1])}
+    def fleet(self) -> Fleet:
+        """The experiment's fleet."""
+        return self.experiment.fleet
 
     def _chunk(self, decisions: int) -> int | None:
-        """How many agents run at a time, each of so many decisions: on a CPU one, where its batches fill the cache."""
+        """The number of agents that run at a time; on a CPU one, where its decisions fill the cache."""
         alone = jax.default_backend() == "cpu" and decisions >= MANY_DECISIONS
         return 1 if self.chunk is None and alone else self.chunk
 
-    @property
-    def _precision(self):
-        return jax.enable_x64(True) if isinstance(self.agent, Exact) else nullcontext()
-
     @cached_property
     def _algorithms(self) -> Algorithm:
-        """The lanes' algorithms as one pytree with a leading lane axis on its step sizes."""
+        """The algorithms as one pytree with a leading replica axis on its step sizes."""
         return jax.tree.map(lambda *xs: np.asarray(xs, dtype=float), *self.algorithms)
 
-    def _init(self) -> tuple[ServerState, PyTree]:
-        """The server's and a client's first state, with a leading lane axis."""
-        if self.start_key == "per-seed":
-            numbers = [int(seed) for seed in self.seeds]
-        else:
-            numbers = [int(self.start_key)] * len(self.seeds)
-        key = lambda number: jax.random.fold_in(jax.random.key(number), START)  # noqa: E731
-        drawn = {number: self.algorithms[0].init(self.policy.init(key(number))) for number in set(numbers)}
+    def _initial_states(self) -> tuple[Any, PyTree]:
+        """The server's and a client's first state, with a leading replica axis."""
+        numbers = [self.experiment.start_number(seed) for seed in self.seeds]
+        drawn = {number: self.experiment.initial_states(number) for number in set(numbers)}
         return jax.tree.map(lambda *xs: np.stack(xs), *(drawn[number] for number in numbers))
 
     def start(self) -> FleetState:
         """The state before round 0."""
-        with self._precision:
-            server, client = self._init()
+        with self.experiment.precision:
+            server, client = self._initial_states()
             return FleetState(server, _repeat(client, self.fleet.agents, axis=1))
 
     def advance(self, state: FleetState, first: int, rounds: int) -> FleetState:
-        """Train every lane for some rounds, counted from `first`."""
+        """Train every replica for some rounds, counted from `first`."""
+        experiment = self.experiment
         chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
-        weights = None if self.weights is None else np.asarray(self.weights, float)
-        # Where all take part, it is the program without the draw.
-        present = self.present if self.present < self.fleet.agents else None
+        weights = None if experiment.weights is None else np.asarray(experiment.weights, float)
+        # With full participation, the program without the draw.
+        participants = experiment.participants if experiment.participants < self.fleet.agents else None
         if not self.fleet.traceable:
-            there = self.algorithms, state, self.seeds, self._agent, self.fleet.train
-            return python_loop.advance(*there, first, rounds, weights, present)
-        with self._precision:
-            common = self._agent, self.fleet.train, first, rounds, weights
-            call = lambda lanes, devices: advance_lanes(  # noqa: E731
-                *lanes, *common, chunk=chunk, devices=devices, present=present
-            )
-            return self._by_lane(call, (self._algorithms, state, self._seeds))
+            played = self.algorithms, state, self.seeds, experiment.agent, self.fleet.train
+            return python_loop.advance(*played, first, rounds, weights, participants)
+
+        def call(replicas: tuple, devices: int) -> FleetState:
+            shared = experiment.agent, self.fleet.train, first, rounds, weights
+            return advance_replicas(*replicas, *shared, chunk=chunk, devices=devices, participants=participants)
+
+        with experiment.precision:
+            return self._by_replica(call, (self._algorithms, state, self._seeds))
 
     def measure(self, state: FleetState, round_: int) -> History:
         """The history of a single evaluation.
@@ -160,20 +127,20 @@ class Simulation:
         return History(
             seeds=np.asarray(self.seeds),
             rounds=np.asarray([round_]),
-            **self.cost_after(round_),
+            **self.experiment.cost_after(round_),
             **returns,
             outcomes=outcomes,
         )
 
     def _diagnostics(self, state: FleetState) -> dict[str, np.ndarray]:
-        """The algorithm's diagnostics of every agent: arrays [lane, agent] by name."""
+        """The algorithm's diagnostics of every agent: arrays [replica, agent] by name."""
         if not jax.tree.leaves(state.clients):
             return {}
         return jax.tree.map(np.asarray, dict(jax.vmap(jax.vmap(self.algorithms[0].diagnostics))(state.clients)))
 
     def deploy(self, state: FleetState, round_: int) -> Deployment | None:
-        """What the initialization is worth to held-out agents (or, without any, to the training agents), by budget."""
-        evaluation = self._evaluation
+        """Outcomes of held-out agents (without any, of training agents) after personalization from each budget."""
+        evaluation = self.experiment.evaluation
         if not evaluation.few_shot:
             return None
         outcomes, rollouts = self.each_agent(deploy, state, DEPLOYMENT + round_, self.fleet.held_out is not None)
@@ -183,83 +150,73 @@ class Simulation:
         return Deployment(np.asarray(evaluation.few_shot), by_budget, shown)
 
     def each_agent(self, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
-        """A function of one agent, for every agent of one part: arrays [lane, agent, ...]."""
+        """Apply a function of one agent to every agent of one part: arrays [replica, agent, ...]."""
         fleet, clients = self.fleet, state.clients
         tasks, first_agent = (fleet.held_out, fleet.agents) if held_out else (fleet.train, 0)
         if held_out:
-            clients = _repeat(self._init()[1], fleet.held_out_agents, axis=1)
+            clients = _repeat(self._initial_states()[1], fleet.held_out_agents, axis=1)
         if not self.fleet.traceable:
-            lanes = self.algorithms, state.server.message, clients, self.seeds
-            return python_loop.measure(how, *lanes, self._evaluation, tasks, first_agent, moment)
-        evaluation, chunk = self._evaluation, self._chunk(self._evaluation.decisions(tasks))
-        program: Callable = float64(measure_lanes) if evaluation.float64 else measure_lanes
-        call = lambda lanes, devices: program(  # noqa: E731
-            *lanes, evaluation, tasks, first_agent, np.uint32(moment), how=how, chunk=chunk, devices=devices
-        )
-        return self._by_lane(call, (self._algorithms, state.server.message, clients, self._seeds))
+            played = self.algorithms, state.server.message, clients, self.seeds
+            return python_loop.measure(how, *played, self.experiment.evaluation, tasks, first_agent, moment)
+        evaluation = self.experiment.evaluation
+        chunk = self._chunk(evaluation.decisions(tasks))
+        program: Callable = float64(measure_replicas) if evaluation.float64 else measure_replicas
+
+        def call(replicas: tuple, devices: int) -> Any:
+            shared = evaluation, tasks, first_agent, np.uint32(moment)
+            return program(*replicas, *shared, how=how, chunk=chunk, devices=devices)
+
+        return self._by_replica(call, (self._algorithms, state.server.message, clients, self._seeds))
 
     @property
     def _seeds(self) -> np.ndarray:
         return np.asarray(self.seeds, np.uint32)
 
-    def _by_lane(self, call: Callable[[tuple, int], Any], per_lane: tuple) -> Any:
-        """Call a program with lanes that divide evenly among the devices: the last one is repeated until they do."""
-        lanes = len(self.seeds)
-        devices = min(len(jax.local_devices()), lanes)
-        pad = lambda x: np.concatenate([x, np.repeat(x[-1:], -lanes % devices, axis=0)])  # noqa: E731
-        return jax.tree.map(lambda x: np.asarray(x)[:lanes], call(jax.tree.map(pad, per_lane), devices))
+    def _by_replica(self, call: Callable[[tuple, int], Any], per_replica: tuple) -> Any:
+        """Call a program with the last replica repeated until replicas divide evenly among the devices."""
+        count = len(self.seeds)
+        devices = min(len(jax.local_devices()), count)
 
-    @cached_property
-    def bytes_per_round(self) -> int:
-        """What one agent receives and sends; one that sends nothing takes no part in a federation."""
-        with self._precision:
-            server, client = jax.tree.map(lambda x: x[0], self._init())
-            task = self.fleet.task(0)
-            agent = self._agent.outline(task) if isinstance(self._agent, Sampled) else self._agent(task)
-            work = lambda key: self.algorithms[0].client(server.message, client, agent, key)  # noqa: E731
-            upload, _ = jax.eval_shape(work, jax.random.key(0))
-        crossing = jax.tree.leaves((server.message, upload)) if jax.tree.leaves(upload) else []
-        return sum(x.size * x.dtype.itemsize for x in crossing)
+        def pad(x: Any) -> np.ndarray:
+            return np.concatenate([x, np.repeat(x[-1:], -count % devices, axis=0)])
 
-    def begin(self) -> "Standing":
-        """Where the run stands before its first round, measured."""
+        return jax.tree.map(lambda x: np.asarray(x)[:count], call(jax.tree.map(pad, per_replica), devices))
+
+    def begin(self) -> RunState:
+        """The run before its first round, measured."""
         state = self.start()
-        return Standing(0, state, self.measure(state, 0))
+        return RunState(0, state, self.measure(state, 0))
 
-    def run(self, standing: "Standing", stops: Sequence[int]) -> Iterator["Standing"]:
-        """Go on to each of the rounds `stops` that lies ahead, and yield where the run stands there.
+    def run(self, begun: RunState, stops: Sequence[int]) -> Iterator[RunState]:
+        """Continue to each of the rounds `stops` that lies ahead, and yield the run there, measured.
 
-        Agents that are played in Python take their time: there it also yields, not measured anew, after other rounds.
+        Rounds of agents that are played in Python take long: there it also yields after every other round, unmeasured.
         """
+        current = begun
         for stop in stops:
-            if stop <= standing.round:
+            if stop <= current.round:
                 continue
-            while not self.fleet.traceable and standing.round < stop - 1:
-                state = self.advance(standing.state, standing.round, 1)
-                standing = Standing(standing.round + 1, state, standing.history)
-                yield standing
-            state = self.advance(standing.state, standing.round, stop - standing.round)
+            state, history = current.fleet_state, current.history
+            assert state is not None
+            assert history is not None
+            while not self.fleet.traceable and current.round < stop - 1:
+                state = self.advance(state, current.round, 1)
+                current = current._replace(round=current.round + 1, fleet_state=state)
+                yield current
+            state = self.advance(state, current.round, stop - current.round)
             measured = self.measure(state, stop)
-            # Sampled returns can look well where parameters no longer do; agents whose environments failed have none.
+            # Sampled returns can look well where parameters diverged; returns of failed environments are NaN anyway.
             returns = (measured.before, measured.after) if self.fleet.traceable else ()
             if not all(np.isfinite(x).all() for x in (*returns, *jax.tree.leaves(state))):
                 raise DivergenceError(
-                    f"training diverged between rounds {standing.round} and {stop}: lower alpha or beta"
+                    f"training diverged between rounds {current.round} and {stop}: lower alpha or beta"
                 )
-            standing = Standing(stop, state, standing.history.extend(measured))
-            yield standing
-
-
-class Standing(NamedTuple):
-    """Where a run stands after a round: all that is needed to go on, and all that was measured so far."""
-
-    round: int
-    state: FleetState
-    history: History
+            current = current._replace(round=stop, fleet_state=state, history=history.extend(measured))
+            yield current
 
 
 class Result(NamedTuple):
-    """A finished run: what it measured, and the shared initialization of every seed."""
+    """A finished run: its history, and the shared initialization of every seed."""
 
     history: History
     params: Params
@@ -279,32 +236,49 @@ def simulate(
     baseline: str | Baseline = BASELINE,
     entropy: float = 0.0,
     participation: float = 1.0,
+    observers: Iterable[Observer] = (),
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
-    `noiseless` replaces sampling by exact gradients and curvature; else `curvature`, `baseline` and `entropy` say how
-    they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share
-    of the agents that take part in a round. For another evaluation or an objective of one's own, make a `Simulation`.
+    `noiseless` replaces sampling by exact gradients and curvature; otherwise `curvature`, `baseline` and `entropy` say
+    how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share of the
+    agents that take part in a round. `observers` are told what was measured. For another evaluation or an objective of
+    your own, make an `Experiment` and a `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1; they are {rounds} and {every}")
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
     agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
-    simulation = Simulation(fleet, policy, [algorithm] * len(seeds), seeds, agent, chunk, participation=participation)
+    experiment = Experiment(fleet, policy, algorithm, agent, participation=participation)
+    simulation = Simulation(experiment, seeds, chunk=chunk)
+    observers = list(observers)
+    name = type(algorithm).__name__
+    for observer in observers:
+        observer.on_start(RunState(0, None, None, name, rounds, name))
+
+    def watched() -> Iterator[RunState]:
+        """The states that training passes, each announced to the observers."""
+        begun = simulation.begin()._replace(name=name, rounds=rounds, group=name)
+        announce(observers, begun)
+        for state in simulation.run(begun, every_few(rounds, every)):
+            announce(observers, state)
+            yield state
+
     try:
-        last = deque(simulation.run(simulation.begin(), every_few(rounds, every)), maxlen=1).pop()
+        last = deque(watched(), maxlen=1).pop()
     finally:
         fleet.close()
-    return Result(last.history, shared_params(algorithm, last.state))
+    assert last.history is not None
+    return Result(last.history, shared_params(algorithm, last.fleet_state))
 
 
 def every_few(rounds: int, every: int) -> list[int]:
-    """The rounds after which a run is measured: every so many, and the last."""
+    """The rounds after which a run is measured: every `every` rounds, and the last."""
     return [*range(every, rounds, every), rounds]
 
 
-def shared_params(algorithm: Algorithm, state: FleetState) -> Params:
-    """The shared initialization of every lane."""
+def shared_params(algorithm: Algorithm, state: Any) -> Params:
+    """The shared initialization of every replica."""
     return jax.tree.map(np.asarray, jax.vmap(algorithm.shared)(state.server.message))
 
 

@@ -112,7 +112,7 @@ def by_budget(name: str, outcome: Literal["return", "success"], meta: Run, scrat
 
 def rollouts(runs: Runs) -> list[Plot]:
     """Figure "Held-out rollouts"."""
-    task = runs[paper_neural_study.META].config.parts.fleet.task(paper_neural_study.SHOWN_AGENT, held_out=True)
+    task = runs[paper_neural_study.META].config.experiment.fleet.task(paper_neural_study.SHOWN_AGENT, held_out=True)
     panels = tuple(
         Panel(title, paths, task.goal, task.radius) for title, paths in paper_neural_study.shown(runs).items()
     )
@@ -166,7 +166,7 @@ def learning(run: Run) -> list[Plot]:
 
 def shown_rollouts(run: Run) -> list[Plot]:
     """The episodes that a run kept of the first agent it was deployed to, from the fewest and the most trajectories."""
-    fleet, deployed = run.config.parts.fleet, run.deployment
+    fleet, deployed = run.config.experiment.fleet, run.deployment
     task = fleet.task(0, held_out=fleet.held_out is not None)
     if deployed is None or not in_the_plane(task, deployed.rollouts):
         return []
@@ -196,7 +196,7 @@ def in_the_plane(task: Any, rollouts: np.ndarray) -> bool:
 
 
 def deployed_agents(run: Run) -> str:
-    return "training agents" if run.config.parts.fleet.held_out is None else "held-out agents"
+    return "training agents" if run.config.experiment.fleet.held_out is None else "held-out agents"
 
 
 def seeds(history: History) -> tuple[int, ...]:

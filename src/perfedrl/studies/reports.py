@@ -18,7 +18,7 @@ def of_run(run: Run, command: str) -> page.Report:
     result = page.Table("Result", ("", "before adaptation", "after adaptation"), tables.final_outcomes(run))
     return page.Report(
         title=f"Run {run.folder.name}",
-        summary=f"{config.algorithm['name']} on {config.parts.fleet.agents} agents of {config.fleet['env']}: one "
+        summary=f"{config.algorithm['name']} on {config.experiment.fleet.agents} agents of {config.fleet['env']}: one "
         "shared initialization, measured before and after each agent's own step. Intervals: 95 %, over seeds.",
         command=command,
         facts=about(run) | {"settings": settings(run)},

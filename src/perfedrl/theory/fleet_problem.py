@@ -10,7 +10,7 @@ from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.tabular import unstack
 from perfedrl.errors import UserError
-from perfedrl.simulation.compiled import START
+from perfedrl.simulation.keys import start_key
 from perfedrl.theory.bounds import Bound, Variant
 from perfedrl.theory.plan import Bias, Problem
 from perfedrl.theory.worst_case import constants
@@ -89,7 +89,7 @@ def guarantee(problem: Problem, said: Settings, rounds: int, bias: Bias = "best"
 
 def first_parameters(policy: Any, start: int = 0) -> Any:
     """theta^0 as a simulation draws it."""
-    return jax.tree.map(np.asarray, policy.init(jax.random.fold_in(jax.random.key(start), START)))
+    return jax.tree.map(np.asarray, policy.init(start_key(start)))
 
 
 def is_tabular(fleet: Fleet, policy: Any) -> bool:

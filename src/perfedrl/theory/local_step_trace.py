@@ -11,7 +11,7 @@ from perfedrl.algorithms import average
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.estimators import PAPER, Objective, Sampled, StepKeys
-from perfedrl.simulation.compiled import agent_keys
+from perfedrl.simulation.keys import agent_keys
 from perfedrl.theory.fleet_problem import first_parameters, settings
 from perfedrl.types import Params, Whole
 

@@ -16,7 +16,9 @@ from perfedrl.algorithms import Algorithm
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.exact.tabular import Exact
-from perfedrl.simulation.compiled import FleetState, agent_keys, fleet_round
+from perfedrl.simulation.compiled import fleet_round
+from perfedrl.simulation.keys import agent_keys
+from perfedrl.simulation.run_state import FleetState
 from perfedrl.theory.fleet_problem import first_parameters
 from perfedrl.types import Params
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 from fixtures import write
+from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl import compilation
@@ -83,8 +84,8 @@ CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrin
 def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     table = plan({"grid": GRID, "arc": ARC}[world], algorithm)
     config = make_config(table)
-    parts = config.parts
-    simulation = pf.Simulation(
+    parts = config.experiment
+    simulation = simulation_of(
         parts.fleet, parts.policy, [parts.algorithm], [7], parts.agent, None, parts.evaluation, config.start
     )
     state = simulation.start()

@@ -292,7 +292,7 @@ def test_invalid_terms_are_rejected(term):
 def test_the_networked_config_has_one_seed_and_no_held_out_settings(tmp_path):
     wanted = networked(load_config("configs/arc.toml"), 3)
     assert wanted.seeds == (3,)
-    assert wanted.parts.evaluation.few_shot == ()
+    assert wanted.experiment.evaluation.few_shot == ()
     with pytest.raises(UserError, match="has no seed 99"):
         networked(load_config("configs/arc.toml"), 99)
     alone = real_fleet.config(algorithm={"name": "local-pg", "beta": 0.1})

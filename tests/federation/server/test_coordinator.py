@@ -23,7 +23,7 @@ from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import epsilon_in
 from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.federation.server.run_folder import RunSpec, StaleJob
-from perfedrl.simulation.compiled import taking_part
+from perfedrl.simulation.keys import draw_participants
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_partial_participation_asks_the_drawn_agents_and_has_the_simulators_bits
     wanted = make_config({**tomllib.loads(CONFIG.to_toml()), "participation": 0.67})
     folder, engine = new_run(tmp_path, wanted), InProcessAgents(agents)
     train(folder, engine)
-    drawn = [tuple(NAMES[i] for i in taking_part(wanted.seeds[0], k, 3, 2).tolist()) for k in range(4)]
+    drawn = [tuple(NAMES[i] for i in draw_participants(wanted.seeds[0], k, 3, 2).tolist()) for k in range(4)]
     assert len(set(drawn)) > 1
     assert [names for kind, _, names in engine.asked if kind == "update"] == drawn
     assert all(names == NAMES for kind, _, names in engine.asked if kind == "evaluate")

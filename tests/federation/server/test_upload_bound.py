@@ -12,7 +12,7 @@ from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate, displacement
-from perfedrl.simulation.compiled import agent_keys
+from perfedrl.simulation.keys import agent_keys
 
 FIELDS = {"run": "run-1", "generation": "2", "round": "7"}
 GRID = {"env": "gridworld", "width": 3, "horizon": 6}
@@ -30,7 +30,7 @@ def config(fleet=GRID, policy="table", algorithm=PER_FEDAVG, **more):
 
 def honest_rounds(config, rounds):
     """The message of each round and the uploads of all agents of the simulated fleet."""
-    parts = config.parts
+    parts = config.experiment
     algorithm, tasks = parts.algorithm, parts.fleet.train
     server, first = algorithm.init(parts.policy.init(jax.random.key(0)))
     clients = jax.tree.map(lambda x: np.stack([x] * parts.fleet.agents), first)

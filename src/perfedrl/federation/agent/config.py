@@ -191,7 +191,7 @@ def read_plan(text: str, agent: AgentConfig) -> Config:
         raise UserError(f"the plan: {error}") from error
     if len(config.seeds) != 1:
         raise UserError(f"expected a plan with exactly one seed, got {len(config.seeds)}")
-    algorithm, most = config.parts.algorithm, agent.limits.trajectories_per_round
+    algorithm, most = config.experiment.algorithm, agent.limits.trajectories_per_round
     if not algorithm.federated:
         raise UserError(f"the plan's algorithm {config.algorithm['name']!r} sends nothing, so it needs no federation")
     if algorithm.trajectories_per_round > most:

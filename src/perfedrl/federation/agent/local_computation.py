@@ -21,8 +21,9 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent.config import AgentConfig
-from perfedrl.simulation.compiled import agent_key, measure_lanes
+from perfedrl.simulation.compiled import measure_replicas
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, MonteCarlo, Outcomes, check_fit, episode_outcomes
+from perfedrl.simulation.keys import agent_key
 from perfedrl.simulation.measurements import before_and_after
 from perfedrl.simulation.simulator import MANY_DECISIONS
 from perfedrl.types import Params, Sampler, Trajectory
@@ -61,7 +62,7 @@ class CompiledComputation:
     """The compiled functions of an agent with a JAX environment."""
 
     def __init__(self, config: Config, agent: AgentConfig, algorithm: Algorithm, number: int):
-        experiment, tasks = config.parts, agent.tasks(number)
+        experiment, tasks = config.experiment, agent.tasks(number)
         check_fit(jax.tree.map(lambda x: x[0], tasks), experiment.policy)
         params = {key: value for key, value in config.evaluation.items() if key != "name"}
         evaluation = EVALUATIONS[config.evaluation["name"]](fleet=Fleet(tasks), agent=experiment.agent, **params)
@@ -126,7 +127,7 @@ class CompiledFunction:
         """Compile for messages and states of this structure."""
         if self._compiled is not None:
             return
-        run = partial(measure_lanes, how=self._function, chunk=None, devices=1)
+        run = partial(measure_replicas, how=self._function, chunk=None, devices=1)
         options = compilation.options(jax.default_backend())
 
         def compiled(*args: Any) -> Any:
@@ -154,7 +155,7 @@ class PythonComputation:
     """The functions of an agent with a Python sampler, e.g. a robot: numeric parts are compiled, sampling is not."""
 
     def __init__(self, config: Config, agent: AgentConfig, algorithm: Algorithm, number: int):
-        experiment = config.parts
+        experiment = config.experiment
         sampler, about = agent.sampler(experiment.policy, number)
         self._sampler = CheckedSampler(sampler, agent.env)
         self._objective = PolicyObjective(

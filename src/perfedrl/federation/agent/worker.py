@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +19,7 @@ from perfedrl.experiments.config import Config, whole
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.config import AgentConfig, check_number, read_plan
 from perfedrl.federation.agent.local_computation import CompiledComputation, PythonComputation
-from perfedrl.simulation.compiled import EVALUATION
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.key_domains import EVALUATION
 from perfedrl.types import Params
 
 OWN = 2**30
@@ -64,20 +64,12 @@ class LocalTraining:
     """
 
     def __init__(self, config: Config, agent: AgentConfig, number: int):
-        experiment = config.parts
+        experiment = config.experiment
         self.config, self.limits, self.number = config, agent.limits, number
         self.algorithm, self.private = agent_side(experiment.algorithm), privacy_of(experiment.algorithm)
-        whole_fleet = Simulation(
-            experiment.fleet,
-            experiment.policy,
-            [self.algorithm],
-            config.seeds,
-            experiment.agent,
-            start_key=config.start,
-        )
-        start = whole_fleet.start()
-        self.message = jax.tree.map(lambda x: x[0], start.server.message)
-        self.state = jax.tree.map(lambda x: x[0, 0], start.clients)
+        own = replace(experiment, algorithm=self.algorithm)
+        server, client = own.initial_states(own.start_number(config.seeds[0]))
+        self.message, self.state = jax.tree.map(np.asarray, (server.message, client))
         computation = PythonComputation if agent.samples_in_python else CompiledComputation
         self._computation: Any = computation(config, agent, self.algorithm, number)
 

@@ -62,10 +62,10 @@ def prepare(
     quarantine.
     """
     config = networked(config, seed)
-    needed, there = config.parts.fleet.agents, len(fleet.info.agents)
+    needed, there = config.experiment.fleet.agents, len(fleet.info.agents)
     if needed > there:
         raise UserError(f"the config needs {needed} agents, but the fleet in {fleet.folder} has {there}")
-    least = max(terms.min_agents, config.parts.algorithm.least_agents)
+    least = max(terms.min_agents, config.experiment.algorithm.least_agents)
     if least > needed:
         raise UserError(f"every round needs {least} agents, but the config has {needed}")
     run_folder = RunFolder(fleet.control(config.folder))

@@ -9,8 +9,9 @@ import numpy as np
 
 from perfedrl.federation.frames import BadFrame, Frame, decode
 from perfedrl.federation.server.upload_checks import printable
+from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.history import History
-from perfedrl.simulation.simulator import RETURNS, Simulation
+from perfedrl.simulation.simulator import RETURNS
 
 MOST_OUTCOMES = 64
 """The largest number of outcomes in one answer."""
@@ -85,28 +86,32 @@ def epsilon_in(data: bytes) -> float | None:
     return epsilon if 0 <= epsilon < float("inf") else None
 
 
-def outcome_names(simulation: Simulation) -> list[str]:
+def outcome_names(experiment: Experiment) -> list[str]:
     """The names of the outcomes that agents of this experiment report: "before.return", "after.success" and so on."""
-    evaluation, key = simulation.evaluation, jax.random.key(0)
-    assert evaluation is not None
-    names = jax.eval_shape(evaluation.outcomes, simulation.fleet.task(0), simulation.policy.init(key), key)
+    key = jax.random.key(0)
+    params = experiment.policy.init(key)
+    names = jax.eval_shape(experiment.evaluation.outcomes, experiment.fleet.task(0), params, key)
     return [f"{when}.{name}" for when in ("before", "after") for name in sorted(names)]
 
 
 def history_of(
-    reported: Mapping[str, Mapping[str, float]], names: Sequence[str], round_: int, simulation: Simulation
+    reported: Mapping[str, Mapping[str, float]],
+    names: Sequence[str],
+    round_: int,
+    experiment: Experiment,
+    seeds: Sequence[int],
 ) -> History:
     """The history of one evaluation; missing outcomes are NaN, and unknown ones are dropped."""
     arrays = {
         outcome: np.array([[[reported.get(name, {}).get(outcome, np.nan) for name in names]]])
-        for outcome in outcome_names(simulation)
+        for outcome in outcome_names(experiment)
     }
     nobody = np.zeros((1, 1, 0))
     returns = {when: arrays.pop(f"{when}.return", nobody) for when in RETURNS}
     return History(
-        seeds=np.asarray(simulation.seeds),
+        seeds=np.asarray(seeds),
         rounds=np.asarray([round_]),
-        **simulation.cost_after(round_),
+        **experiment.cost_after(round_),
         **returns,
         outcomes=arrays,
     )

@@ -21,9 +21,9 @@ def networked(config: Config, seed: int | None = None) -> Config:
     """
     if seed is not None and seed not in config.seeds:
         raise UserError(f"the config has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
-    if not config.parts.algorithm.federated:
+    if not config.experiment.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} sends nothing, so its agents need no network: use perfedrl train")
-    if not sends_messages(config.parts.algorithm, config.parts.policy):
+    if not sends_messages(config.experiment.algorithm, config.experiment.policy):
         raise UserError(
             f"uploads of {config.algorithm['name']} differ in structure from its messages, which is not supported over "
             "a network yet: simulate it, or use fedavg-pg"

@@ -23,9 +23,8 @@ from perfedrl.federation.server.answers import Answers, epsilon_in, history_of, 
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate
-from perfedrl.simulation.compiled import taking_part
 from perfedrl.simulation.history import History
-from perfedrl.simulation.simulator import Simulation
+from perfedrl.simulation.keys import draw_participants
 
 # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -126,28 +125,14 @@ class RunStateMachine:
 
     def __init__(self, config: Config, spec: RunSpec, generation: int):
         self.config, self.spec, self.generation = config, spec, generation
-        self.experiment, self.terms, self.names = config.parts, spec.terms, spec.agents
-
-    @cached_property
-    def simulation(self) -> Simulation:
-        """The same run in one process: its start, its participation draws, and what a round costs."""
-        return Simulation(
-            self.experiment.fleet,
-            self.experiment.policy,
-            [self.experiment.algorithm],
-            self.config.seeds,
-            self.experiment.agent,
-            None,
-            self.experiment.evaluation,
-            self.config.start,
-            self.experiment.weights,
-            self.config.participation,
-        )
+        self.experiment, self.terms, self.names = config.experiment, spec.terms, spec.agents
 
     @cached_property
     def start(self) -> PyTree:
         """The server's state before round 0."""
-        return jax.tree.map(lambda x: np.asarray(x[0]), self.simulation.start().server)
+        with self.experiment.precision:
+            server, _ = self.experiment.initial_states(self.experiment.start_number(self.config.seeds[0]))
+        return jax.tree.map(np.asarray, server)
 
     def begin(self, saved: ServerCheckpoint | None = None) -> Transition:
         """Start a new run, or continue one from its checkpoint; agents compile before the first round."""
@@ -214,7 +199,7 @@ class RunStateMachine:
 
     def _drawn(self, state: CoordinatorState) -> frozenset[str]:
         """The agents that take part in this round, drawn as the simulator draws them."""
-        drawn = taking_part(self.config.seeds[0], state.round, len(self.names), self.simulation.present)
+        drawn = draw_participants(self.config.seeds[0], state.round, len(self.names), self.experiment.participants)
         return frozenset(self.names[i] for i in drawn.tolist())
 
     # --- answers
@@ -337,7 +322,7 @@ class RunStateMachine:
         """Add the agents' outcomes before and after their own adaptation to the history; agents may decline."""
         found = {name: outcomes_in(state.accepted.get(name)) for name in self.names}
         reported = {name: outcomes for name, outcomes in found.items() if outcomes is not None}
-        now = history_of(reported, self.names, state.round, self.simulation)
+        now = history_of(reported, self.names, state.round, self.experiment, self.config.seeds)
         return replace(state, history=now if state.history is None else state.history.extend(now))
 
     def _personalized(self, state: CoordinatorState) -> list[Command]:

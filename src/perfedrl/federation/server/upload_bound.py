@@ -26,10 +26,10 @@ def hard_bound(config: Config) -> float | None:
     """
     if config.privacy is not None:
         return None
-    algorithm = config.parts.algorithm
+    algorithm = config.experiment.algorithm
     while isinstance(algorithm, Robust | Attacked | Personal):  # with these an honest agent sends as much, or less
         algorithm = algorithm.inner
-    bounds = _clipped(algorithm), _drift(config.parts, algorithm)
+    bounds = _clipped(algorithm), _drift(config.experiment, algorithm)
     return min((bound for bound in bounds if bound is not None and math.isfinite(bound)), default=None)
 
 

@@ -20,9 +20,10 @@ from perfedrl.experiments.files import check_folder, write_atomically
 from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import Run
 from perfedrl.experiments.training import train
+from perfedrl.simulation.observers import Observer
 from perfedrl.simulation.simulator import every_few
 from perfedrl.studies.compare.plan import Plan
-from perfedrl.studies.compare.tuning import Progress, Trial, best, search
+from perfedrl.studies.compare.tuning import Trial, best, search
 
 DIGITS = 4
 MADE = ("finished", "seconds", "commit", "perfedrl", "jax", "python", "device")
@@ -63,7 +64,7 @@ class Comparison:
     def optimum(self) -> float:
         """The mean over training agents of the best return that any policy reaches; nan where it is not known."""
         first = next(iter(self.entries.values()))
-        train_ = self.plan.config(first.method, first.settings).parts.fleet.train
+        train_ = self.plan.config(first.method, first.settings).experiment.fleet.train
         if not isinstance(train_, TabularMDP):
             return float("nan")
         mdps = [jax.tree.map(lambda x, i=i: x[i], train_) for i in range(len(train_.mu))]
@@ -101,7 +102,7 @@ def compare(
     *,
     only: Sequence[str] = (),
     saved: bool = False,
-    progress: Progress | None = None,
+    observers: Sequence[Observer] = (),
     compile_cache: bool = True,
 ) -> Comparison:
     """Compare the methods of a plan; what `results` already has is read.
@@ -110,7 +111,7 @@ def compare(
     is an error.
     """
     plan.check()
-    folder, tell = Path(results) / plan.folder, progress or (lambda *_: None)
+    folder = Path(results) / plan.folder
     check_folder(folder)
     if compile_cache and not saved:
         enable_cache()
@@ -124,21 +125,21 @@ def compare(
         if not path.exists():
             if saved:
                 raise UserError(f"{folder} has no {name}; run the comparison without --saved")
-            write_atomically(path, encoded(enter(plan, name, Path(runs), tell)))
+            write_atomically(path, encoded(enter(plan, name, Path(runs), observers)))
         entries[name] = decoded(path)
         if entries[name].made.get("run") != plan.config(name, entries[name].settings).folder:
             raise UserError(f"{path} is of another version of {name}; remove it and run the comparison again")
     return Comparison(plan, entries)
 
 
-def enter(plan: Plan, name: str, runs: Path, progress: Progress) -> Entry:
+def enter(plan: Plan, name: str, runs: Path, observers: Sequence[Observer]) -> Entry:
     """Tune a method, then train it on the test fleet and seeds with the best settings found."""
     began = time.monotonic()
-    trials = search(plan, name, progress)
+    trials = search(plan, name, observers)
     chosen = best(trials).settings
     config = plan.config(name, chosen)
     try:
-        run = train(config, runs, progress=progress, compile_cache=False)
+        run = train(config, runs, observers=observers, compile_cache=False)
     except DivergenceError:
         run = None
     about = provenance(time.monotonic() - began)

@@ -95,7 +95,7 @@ class Plan(BaseModel):
         found = {}
         for name in METHODS:
             try:
-                self.config(name, self._middle(METHODS[name])).parts  # noqa: B018
+                self.config(name, self._middle(METHODS[name])).experiment  # noqa: B018
             except UserError as error:
                 found[name] = str(error)
         return found
@@ -172,7 +172,7 @@ class Plan(BaseModel):
         if not self.entrants:
             raise UserError(f"no method can serve this fleet; {next(iter(self.unfit.values()))}")
         first = next(iter(self.entrants))
-        fleets = [self.config(first, self._middle(METHODS[first]), tuning).parts.fleet for tuning in (False, True)]
+        fleets = [self.config(first, self._middle(METHODS[first]), tuning).experiment.fleet for tuning in (False, True)]
         if shared := common_agents(*fleets):
             raise UserError(f"[tuning] has {shared} of the agents that are tested; change its seed, goals or ranges")
 

@@ -1,7 +1,7 @@
 """The same search for every method: settings drawn at random, tried on agents and seeds that no test sees."""
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -11,11 +11,10 @@ from jaxtyping import Float
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.training import side_by_side
-from perfedrl.simulation.compiled import FleetState
+from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.simulation.simulator import Simulation, every_few
 from perfedrl.studies.compare.plan import Plan
-
-Progress = Callable[[str, int, int], None]
 
 
 class Trial(NamedTuple):
@@ -33,7 +32,7 @@ def draws(plan: Plan, method: str) -> list[dict[str, float]]:
     return [{name: draw(*ends) for name, ends in ranges.items()} for _ in range(plan.trials)]
 
 
-def search(plan: Plan, method: str, progress: Progress) -> list[Trial]:
+def search(plan: Plan, method: str, observers: Sequence[Observer]) -> list[Trial]:
     """Try every setting on the tuning fleet, all side by side."""
     tried = draws(plan, method)
     configs = [plan.config(method, settings, tuning=True) for settings in tried]
@@ -43,22 +42,23 @@ def search(plan: Plan, method: str, progress: Progress) -> list[Trial]:
             groups.setdefault(config.trains_with, []).append(i)
     scores = np.full(len(tried), -np.inf)
     for group in groups.values():
-        scores[group] = finals([configs[i] for i in group], f"{plan.name}: tuning {method}", progress)
+        scores[group] = finals([configs[i] for i in group], f"{plan.name}: tuning {method}", observers)
     return [Trial(settings, float(score)) for settings, score in zip(tried, scores, strict=True)]
 
 
-def finals(configs: Sequence[Config], label: str, progress: Progress) -> Float[np.ndarray, " config"]:
+def finals(configs: Sequence[Config], label: str, observers: Sequence[Observer]) -> Float[np.ndarray, " config"]:
     """The score of each config at the end, mean over seeds: that of `score`."""
     simulation, rounds = side_by_side(configs), configs[0].rounds
     state, done = simulation.start(), 0
+    for observer in observers:
+        observer.on_start(RunState(done, None, None, label, rounds, label))
     for stop in every_few(rounds, max(1, rounds // 10)):
-        progress(label, done, rounds)
         state, done = simulation.advance(state, done, stop - done), stop
-    progress(label, rounds, rounds)
+        announce(observers, RunState(done, None, None, label, rounds, label))
     return score(simulation, state, rounds).reshape(len(configs), -1).mean(axis=1)
 
 
-def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.ndarray, " lane"]:
+def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.ndarray, " replica"]:
     """Half what training agents get after personalization, half what unseen ones do, mean over budgets.
 
     Where a method serves no unseen agents it is the former alone; -inf where it is no number.

@@ -99,7 +99,7 @@ def few_shot(runs: Runs) -> list[Plot]:
 def rollouts(runs: Runs) -> Rollouts:
     """Episodes of an unseen agent with the recommended initialization, before and after its step."""
     run = runs[curvature_study.RECOMMENDED]
-    task = run.config.parts.fleet.task(SHOWN_AGENT, held_out=True)
+    task = run.config.experiment.fleet.task(SHOWN_AGENT, held_out=True)
     at = {int(m): run.deployed.rollouts[0, i, SHOWN_AGENT] for i, m in enumerate(run.deployed.budgets)}
     titles = {0: "before adaptation", 20: "after one step from 20 trajectories", 200: "from 200 trajectories"}
     panels = tuple(Panel(title, at[m], task.goal, task.radius) for m, title in titles.items())

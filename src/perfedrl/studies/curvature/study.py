@@ -91,7 +91,7 @@ def compare(runs: Runs, progress: Progress) -> Evidence:
         config,
         m=100,
         replicates=REPLICATES,
-        agents=config.parts.fleet.agents,
+        agents=config.experiment.fleet.agents,
         forms=("score", "causal"),
         baselines=("leave-one-out", "ridge"),
         progress=progress,

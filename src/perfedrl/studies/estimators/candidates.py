@@ -49,7 +49,7 @@ class Estimator(NamedTuple):
 
 def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Sequence[str] = ()) -> list[Estimator]:
     """The estimators to measure; of what is not named all there is. The paper's are always among them."""
-    policy, task, own = config.parts.policy, config.parts.fleet.task(0), config.parts.agent.forms
+    policy, task, own = config.experiment.policy, config.experiment.fleet.task(0), config.experiment.agent.forms
     key, theta = jax.random.key(0), jax.eval_shape(policy.init, jax.random.key(0))
 
     def try_form(curvature: Any) -> None:

@@ -112,7 +112,7 @@ def measure(
     fit the policy unless some are named; the paper's estimator is always among them. The truth is exact where states
     are finitely many, elsewhere it is estimated without bias from `reference` trajectories, whose noise is allowed for.
     """
-    parts = config.parts
+    parts = config.experiment
     m = (parts.algorithm.curvature_trajectories or TRAJECTORIES) if m is None else m
     agents = min(AGENTS, parts.fleet.agents) if agents is None else agents
     seed = config.seeds[0] if seed is None else seed
@@ -133,9 +133,9 @@ def check(
     config: Config, stages: Sequence[str], m: int, replicates: int, agents: int, seed: int, reference: int
 ) -> None:
     """Refuse what cannot be measured, before anything compiles."""
-    if not config.parts.algorithm.federated:
+    if not config.experiment.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
-    check_episodes(config.parts.fleet.train)
+    check_episodes(config.experiment.fleet.train)
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}{nearest(stage, STAGES)}")
@@ -144,7 +144,7 @@ def check(
     check_counts(m=m)
     for name, value, least, most in (
         ("replicates", replicates, 2, MOST_REPLICATES),
-        ("agents", agents, 1, config.parts.fleet.agents),
+        ("agents", agents, 1, config.experiment.fleet.agents),
         ("seed", seed, 0, 2**32 - 1),
         ("reference", reference, LEAST_REFERENCE, MOST_REFERENCE),
     ):

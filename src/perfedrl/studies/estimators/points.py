@@ -18,6 +18,7 @@ from perfedrl.estimators.objective import credit
 from perfedrl.estimators.tree_math import scale_by
 from perfedrl.exact.tabular import ExactObjective, float64
 from perfedrl.experiments.config import Config
+from perfedrl.key_domains import ESTIMATOR_COMPARISON
 from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.estimators.candidates import CURVATURE, GRADIENT
 from perfedrl.theory.fleet_problem import is_tabular
@@ -27,9 +28,6 @@ STAGES = ("start", "middle", "end")
 REFERENCE, CHUNK, DIRECTION_CHUNKS = 50_000, 500, 20
 """Trajectories that stand for the truth where it is not known; how many are worked on at a time; and how many times so
 many give the direction."""
-
-STUDY = 2**32 - 3
-"""Folded into a seed's key where training folds an agent's number: what is drawn here was never trained on."""
 
 
 class Where(NamedTuple):
@@ -58,11 +56,11 @@ def visit(
     config: Config, stages: Sequence[str], replicates: int, agents: int, seed: int, reference: int, progress: Progress
 ) -> Iterator[Point]:
     """Train one seed of a config and stop at each stage: the first few agents there."""
-    parts = config.parts
+    parts = config.experiment
     rounds = {"start": 0, "middle": config.rounds // 2, "end": config.rounds}
     for stage, message in train(config, {stage: rounds[stage] for stage in STAGES if stage in stages}, seed, progress):
         theta, alpha = parts.algorithm.shared(message), step_size(parts.algorithm, message)
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), STUDY), rounds[stage])
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), ESTIMATOR_COMPARISON), rounds[stage])
         for i in range(agents):
             progress(f"the truth at the {stage}, agent {i}")
             task = parts.fleet.task(i)
@@ -79,17 +77,7 @@ def visit(
 
 def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progress) -> Iterator[tuple[str, PyTree]]:
     """The message that the server would broadcast at each stage of one seed's training."""
-    parts = config.parts
-    simulation = Simulation(
-        parts.fleet,
-        parts.policy,
-        [parts.algorithm],
-        [seed],
-        parts.agent,
-        evaluation=parts.evaluation,
-        start_key=config.start,
-        weights=parts.weights,
-    )
+    simulation = Simulation(config.experiment, [seed])
     state, at = simulation.start(), 0
     for stage, round_ in rounds.items():
         if round_ > at:

@@ -17,6 +17,7 @@ from perfedrl.envs import Fleet, gridworld
 from perfedrl.estimators import PAPER, Sampled
 from perfedrl.exact.tabular import Exact
 from perfedrl.policies import TableSoftmax
+from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Params
 
@@ -121,4 +122,4 @@ def simulation_of(
 ) -> Simulation:
     policy = TableSoftmax(fleet.train.states, fleet.train.actions)
     agent = Exact(policy) if forms is None else Sampled(policy, **forms)
-    return Simulation(fleet, policy, [algorithm] * len(seeds), list(seeds), agent, participation=share)
+    return Simulation(Experiment(fleet, policy, algorithm, agent, participation=share), list(seeds))

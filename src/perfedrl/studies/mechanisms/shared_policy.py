@@ -19,6 +19,7 @@ from perfedrl.envs.tabular import unstack
 from perfedrl.exact.soft import sarsa_q, soft_optimum, soft_q
 from perfedrl.exact.tabular import Exact
 from perfedrl.policies import TableSoftmax
+from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.simulator import Simulation
 
 ENTROPY = 0.1
@@ -132,10 +133,10 @@ def course(
     every: int = 1,
     exact: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rounds after which a table policy is looked at, and its parameters there, [lane, R, S, A]."""
+    """The rounds after which a table policy is looked at, and its parameters there, [replica, R, S, A]."""
     policy = TableSoftmax(fleet.train.states, fleet.train.actions)
     agent: Any = Exact(policy) if exact else None
-    simulation = Simulation(fleet, policy, algorithms, list(seeds), agent)
+    simulation = Simulation(Experiment(fleet, policy, algorithms[0], agent), list(seeds), algorithms)
     state, when = simulation.start(), np.arange(0, rounds + 1, every)
     kept = [state.server.message]
     for first in when[:-1]:

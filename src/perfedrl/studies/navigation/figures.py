@@ -29,7 +29,7 @@ def navigation(runs: Runs) -> list[Plot]:
 def rollouts(runs: Runs) -> Rollouts:
     """Episodes of unseen agents before their step, and after it: its length hardly depends on how far the goal is."""
     run = runs[navigation_study.POINTS]
-    fleet, deployed = run.config.parts.fleet, run.deployed
+    fleet, deployed = run.config.experiment.fleet, run.deployed
     panels = []
     for agent, m in SHOWN:
         task = fleet.task(agent, held_out=True)

@@ -158,7 +158,7 @@ def shown(runs: Runs) -> dict[str, np.ndarray]:
 
 def rollouts(runs: Runs) -> list[Claim]:
     """E7, Appendix C "Few-shot personalization in full": how many of twelve episodes reach an unseen goal."""
-    task = runs[META].config.parts.fleet.task(SHOWN_AGENT, held_out=True)
+    task = runs[META].config.experiment.fleet.task(SHOWN_AGENT, held_out=True)
     bounds = ((9, 6, ROLLOUTS), (12, 10, ROLLOUTS), (5, 0, 7))
     claims = []
     for (panel, paths), (paper, low, high) in zip(shown(runs).items(), bounds, strict=True):

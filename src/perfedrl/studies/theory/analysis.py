@@ -57,7 +57,7 @@ def of_config(
 
 
 def _of_config(config: Config, epsilon: float | None, given: Given, bias: Bias, known: dict[str, Any]) -> Findings:
-    parts, said = config.parts, settings(config.parts.algorithm)
+    parts, said = config.experiment, settings(config.experiment.algorithm)
     make = partial(problem, parts.fleet, parts.policy, parts.algorithm, **known)
     p = make()
     regime = theory.regime(p.constants, epsilon)
@@ -114,7 +114,7 @@ class Measured:
 
 def measure(found: Findings, progress: Progress = lambda _: None) -> Measured | None:
     """Run a fleet for some rounds and measure it; None where its states are not finitely many."""
-    config, parts = found.config, found.config.parts
+    config, parts = found.config, found.config.experiment
     if not is_tabular(parts.fleet, parts.policy):
         return None
     rounds = min(config.rounds, ROUNDS)

@@ -210,7 +210,7 @@ def measure_plans() -> dict:
 
 def measure_realized() -> dict:
     """Bounds beside realized values on the paper's gridworld."""
-    parts = tabular("exact", 2.0, seeds=1).parts
+    parts = tabular("exact", 2.0, seeds=1).experiment
     p = problem(parts.fleet, parts.policy, parts.algorithm)
     return {"realized": realized(p, parts.fleet, parts.policy, parts.algorithm)}
 

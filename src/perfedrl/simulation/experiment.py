@@ -1,0 +1,112 @@
+"""The experiment: everything that a run is made of, checked once and passed whole to every engine and command."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from perfedrl.algorithms import Algorithm, ServerState
+from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
+from perfedrl.envs import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, Sampled
+from perfedrl.exact.tabular import Exact
+from perfedrl.simulation.evaluation import auto, exact
+from perfedrl.simulation.keys import start_key
+
+PER_SEED: Literal["per-seed"] = "per-seed"
+"""The value of `start` that gives every seed start parameters of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A fleet, a policy and an algorithm, with how agents estimate, how they are measured and who takes part.
+
+    `agent` turns a task into what an algorithm sees of it: `Sampled(policy)` by default. With `Exact(policy)` gradients
+    and curvature are exact and everything is in float64: the dynamics without sampling noise. `evaluation` is exact
+    where that is possible by default. `weights` are those of the training agents in the server's mean, equal by
+    default. `participation` is the share of the agents that take part in a round, drawn anew for each round. `start`
+    is the number that draws the start parameters of all seeds; "per-seed" draws them for each seed.
+
+    Use `dataclasses.replace` to change a part; a changed experiment is checked again.
+    """
+
+    fleet: Fleet
+    policy: Any
+    algorithm: Algorithm
+    agent: Any = None
+    evaluation: Any = None
+    weights: Sequence[float] | None = None
+    participation: float = 1.0
+    start: int | str = 0
+
+    def __post_init__(self) -> None:
+        if self.start != PER_SEED and not isinstance(self.start, int):
+            raise UserError(f'start must be a whole number or "{PER_SEED}"; it is {self.start!r}')
+        check_algorithm(self.algorithm, type(self.algorithm).__name__)
+        check_agents(self.algorithm, self.fleet.agents, self.weights)
+        agents_per_round(self.algorithm, self.fleet.agents, self.participation, self.weights)
+        self.algorithm.check_supports(self.fleet, self.policy)
+        if isinstance(self.agent, Exact):
+            exact(self.fleet, Sampled(self.policy))
+        if self.agent is None:
+            object.__setattr__(self, "agent", Sampled(self.policy))
+        if self.evaluation is None:
+            sampled = self.agent if isinstance(self.agent, Sampled) else Sampled(self.policy)
+            object.__setattr__(self, "evaluation", auto(self.fleet, sampled))
+
+    @cached_property
+    def participants(self) -> int:
+        """The number of agents that take part in a round."""
+        return agents_per_round(self.algorithm, self.fleet.agents, self.participation, self.weights)
+
+    @property
+    def precision(self) -> AbstractContextManager:
+        """The context to compute in: float64 where gradients are exact."""
+        return jax.enable_x64(True) if isinstance(self.agent, Exact) else nullcontext()
+
+    def start_number(self, seed: int) -> int:
+        """The number that draws a seed's start parameters."""
+        return int(seed) if self.start == PER_SEED else int(self.start)
+
+    def initial_states(self, number: int) -> tuple[ServerState, PyTree]:
+        """The server's and a client's first state, from start parameters that `number` draws."""
+        return self.algorithm.init(self.policy.init(start_key(number)))
+
+    @cached_property
+    def bytes_per_round(self) -> int:
+        """The bytes that one agent receives and sends in a round; 0 where agents send nothing."""
+        with self.precision:
+            server, client = self.initial_states(0)
+            task = self.fleet.task(0)
+            agent: Objective = self.agent.outline(task) if isinstance(self.agent, Sampled) else self.agent(task)
+
+            def work(key: Any) -> tuple[PyTree, PyTree]:
+                return self.algorithm.client(server.message, client, agent, key)
+
+            upload, _ = jax.eval_shape(work, jax.random.key(0))
+        crossing = jax.tree.leaves((server.message, upload)) if jax.tree.leaves(upload) else []
+        return sum(x.size * x.dtype.itemsize for x in crossing)
+
+    def cost_after(self, rounds: int) -> dict[str, np.ndarray]:
+        """Mean cumulative cost per agent after `rounds` rounds, in trajectories and bytes, rounded.
+
+        Agents that are not drawn for a round pay nothing for it.
+        """
+
+        def mean(cost: float) -> np.ndarray:
+            return np.asarray([round(cost * self.participants / self.fleet.agents)])
+
+        return {
+            "trajectories": mean(self.algorithm.trajectories_after(rounds)),
+            "bytes": mean(rounds * self.bytes_per_round),
+        }
+
+
+AgentFactory = Callable[[Any], Objective]
+"""Turns a task into what an algorithm sees of it."""
