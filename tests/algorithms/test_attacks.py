@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from interruption import StopAt
 from simulations import simulation_of
 from small_gridworld import FLEET, POLICY
 from tiny_config import BASE, changed
@@ -94,12 +95,8 @@ def test_an_attacked_run_goes_on_where_it_stopped_to_the_same_bits(tmp_path):
     config = make_config(changed(attack={"name": "random", "agents": 1}, aggregation="median"))
     whole = train(config, tmp_path / "whole")
 
-    def stop(_, done, rounds):
-        if 0 < done < rounds:
-            raise KeyboardInterrupt
-
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "parts", progress=stop)
+        train(config, tmp_path / "parts", observers=[StopAt(config.stops[0])])
     np.testing.assert_array_equal(train(config, tmp_path / "parts").params, whole.params)
     pf.evaluate(whole)
     assert pf.load_run(whole.folder).config == config

@@ -182,7 +182,7 @@ def test_a_descent_takes_the_steps_of_the_simulation(small):
     path = descend(small, policy, algorithm, 2)
     simulation = simulation_of(small, policy, [algorithm], [0], Exact(policy))
     (standing,) = simulation.run(simulation.begin(), [2])
-    np.testing.assert_allclose(standing.state.server.message["gain"][0], path.last, rtol=1e-12)
+    np.testing.assert_allclose(standing.fleet_state.server.message["gain"][0], path.last, rtol=1e-12)
     values = [-lq.meta_cost(s, path.last, 0.005) for s in lq.systems(small)]
     np.testing.assert_allclose(standing.history.after[0, -1], values, rtol=1e-10)
     once = descend(small, policy, pf.FedAvgPG(0.005, 1e-3, 1), 1).last

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import tomli_w
-from interruption import stop_at
+from interruption import Rounds, StopAt
 from tiny_config import changed
 
 import perfedrl as pf
@@ -66,21 +66,21 @@ def test_restart_trains_again_to_the_same_result(finished, tmp_path):
 
 def test_ctrl_c_keeps_the_last_evaluation_and_a_resumed_run_is_bitwise_the_same(finished, tmp_path):
     with pytest.raises(Interrupted, match="after round 4 of 6"):
-        train(CONFIG, tmp_path, progress=stop_at(4))
+        train(CONFIG, tmp_path, observers=[StopAt(4)])
     assert [path.name for path in tmp_path.iterdir()] == [f"{CONFIG.folder}.partial"]
     standing = store.load_checkpoint(tmp_path, CONFIG)
     assert standing.round == 4
     assert standing.history.rounds.tolist() == [0, 2, 4]
-    seen = []
-    resumed = train(CONFIG, tmp_path, progress=lambda label, done, total: seen.append(done))
-    assert seen == [4, 6], "the rounds before the interrupt are not trained again"
+    rounds = Rounds()
+    resumed = train(CONFIG, tmp_path, observers=[rounds])
+    assert rounds.seen == [4, 6], "the rounds before the interrupt are not trained again"
     assert_same(resumed, finished)
     assert [path.name for path in tmp_path.iterdir()] == [CONFIG.folder]
 
 
 def test_a_checkpoint_of_other_arrays_is_refused_by_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
-        train(CONFIG, tmp_path, progress=stop_at(4))
+        train(CONFIG, tmp_path, observers=[StopAt(4)])
     standing = store.load_checkpoint(tmp_path, CONFIG)
     other = tuple(x[..., None] for x in standing.leaves)
     monkeypatch.setattr(runner, "load_checkpoint", lambda *_: dataclasses.replace(standing, leaves=other))
@@ -110,7 +110,7 @@ def test_configs_that_share_a_program_train_together_to_the_same_results(finishe
 def test_an_interrupted_group_resumes_as_a_group(tmp_path):
     other = make_config(OTHER)
     with pytest.raises(Interrupted):
-        train([CONFIG, other], tmp_path, progress=stop_at(2))
+        train([CONFIG, other], tmp_path, observers=[StopAt(2)])
     resumed = train([CONFIG, other], tmp_path)
     whole = train([CONFIG, other], tmp_path / "whole")
     for one, two in zip(resumed, whole, strict=True):
@@ -121,10 +121,10 @@ def test_an_interrupted_restart_goes_on_without_restart(finished, tmp_path):
     root = tmp_path / "runs"
     shutil.copytree(finished.folder.parent, root)
     with pytest.raises(Interrupted):
-        train(CONFIG, root, restart=True, progress=stop_at(4))
-    seen = []
-    assert_same(train(CONFIG, root, progress=lambda label, done, total: seen.append(done)), finished)
-    assert seen == [4, 6]
+        train(CONFIG, root, restart=True, observers=[StopAt(4)])
+    rounds = Rounds()
+    assert_same(train(CONFIG, root, observers=[rounds]), finished)
+    assert rounds.seen == [4, 6]
 
 
 def test_two_processes_do_not_train_the_same_run(tmp_path):

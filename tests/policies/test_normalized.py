@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from in_process_fleet import InProcessAgents, new_run
-from interruption import stop_at
+from interruption import StopAt
 from real_fleet import MDPS
 from simulations import simulation_of
 
@@ -236,7 +236,7 @@ def test_federated_statistics_travel_and_local_ones_stay(runs):
 
 def test_an_interrupted_run_with_local_statistics_ends_with_the_same_bits(runs, tmp_path):
     with pytest.raises(Interrupted):
-        train(LOCAL, tmp_path, progress=stop_at(1))
+        train(LOCAL, tmp_path, observers=[StopAt(1)])
     again = train(LOCAL, tmp_path)
     same(again.message, runs["local"].message)
     np.testing.assert_array_equal(again.history.after, runs["local"].history.after)

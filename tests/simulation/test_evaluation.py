@@ -78,7 +78,7 @@ def test_histories_and_deployments_have_labelled_axes():
         for name in ("success", "distance")
     }
     assert history.outcomes["held_out_after.success"].shape == (2, 3, 2)
-    deployed = sim.deploy(last.state, 3)
+    deployed = sim.deploy(last.fleet_state, 3)
     assert deployed.outcomes["return"].shape == (2, 3, 2)
     assert deployed.rollouts.shape == (2, 3, 2, 2, 7, 2)
     assert deployed.at("return", 5).shape == (2,)
@@ -93,7 +93,7 @@ def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=16, few_shot=(0,))
     sim = simulation_of(fleet, POLICY, [pf.LocalPG(5.0, m=40)], [0], evaluation=evaluation, start="per-seed")
     *_, last = sim.run(sim.begin(), [10])
-    learned = sim.deploy(last.state, 10).outcomes["return"]
+    learned = sim.deploy(last.fleet_state, 10).outcomes["return"]
     fresh = sim.deploy(sim.start(), 10).outcomes["return"]
     assert learned.shape == (1, 1, 2)
     assert not np.allclose(learned, fresh)
@@ -192,7 +192,7 @@ def test_parameters_that_are_no_numbers_end_a_run_even_where_sampled_returns_loo
     """Inverse transform draws actions from a softmax that is no distribution all the same."""
     sim = simulation(MonteCarlo(Sampled(POLICY), 1, 1), (0,))
     begun = sim.begin()
-    broken = jax.tree.map(lambda x: np.full_like(x, np.nan), begun.state)
+    broken = jax.tree.map(lambda x: np.full_like(x, np.nan), begun.fleet_state)
     assert np.isfinite(sim.measure(broken, 0).after).all()
     with pytest.raises(pf.UserError, match="diverged between rounds 0 and 1"):
         list(sim.run(begun._replace(state=broken), [1]))

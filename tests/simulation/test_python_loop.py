@@ -6,6 +6,7 @@ import logging
 import jax
 import numpy as np
 import pytest
+from interruption import Rounds, StopAt
 from rooms import Room
 from simulations import simulation_of
 from untraced import AGENTS, ARC, Played
@@ -42,11 +43,11 @@ def test_a_played_fleet_trains_to_the_numbers_of_the_compiled_one():
     assert isinstance(live.fleet.train, Roster)
     assert compiled.bytes_per_round == live.bytes_per_round
     ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, live)]
-    for a, b in zip(*(jax.tree.leaves(end.state) for end in ends), strict=True):
+    for a, b in zip(*(jax.tree.leaves(end.fleet_state) for end in ends), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name, x in ends[0].history.arrays().items():
         np.testing.assert_allclose(x, ends[1].history.arrays()[name], atol=1e-5, err_msg=name)
-    deployed = [x.deploy(end.state, 3) for x, end in zip((compiled, live), ends, strict=True)]
+    deployed = [x.deploy(end.fleet_state, 3) for x, end in zip((compiled, live), ends, strict=True)]
     for name, x in deployed[0].arrays().items():
         np.testing.assert_allclose(x, deployed[1].arrays()[name], atol=1e-5, err_msg=name)
 
@@ -58,7 +59,7 @@ def test_a_round_goes_on_without_an_agent_whose_environment_failed(caplog):
         start = live.begin()
         (end,) = live.run(start, [1])
     (expected,) = whole.run(whole.begin(), [1])
-    for a, b in zip(*(jax.tree.leaves(x.state.server) for x in (end, expected)), strict=True):
+    for a, b in zip(*(jax.tree.leaves(x.fleet_state.server) for x in (end, expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
     assert "round 0, seed 0 goes on without one agent: agent 1: a wheel came off" in caplog.text
     np.testing.assert_array_equal(np.isnan(end.history.after[0, -1]), [False, True, False])
@@ -116,16 +117,12 @@ def poles(tmp_path_factory):
 
 
 def test_a_gymnasium_fleet_trains_from_a_config_and_goes_on_bitwise_where_it_was_stopped(poles, tmp_path):
-    def stop(label, done, rounds):
-        if done == 3:
-            raise KeyboardInterrupt
-
     config = make_config(GYM)
     with pytest.raises(Interrupted, match="after round 3 of 5"):  # between two evaluations
-        train(config, tmp_path, progress=stop)
-    seen = []
-    again = train(config, tmp_path, progress=lambda label, done, rounds: seen.append(done))
-    assert seen == [3, 4, 5]
+        train(config, tmp_path, observers=[StopAt(3)])
+    rounds = Rounds()
+    again = train(config, tmp_path, observers=[rounds])
+    assert rounds.seen == [3, 4, 5]
     for a, b in zip(jax.tree.leaves(poles.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)
     for name, x in poles.history.arrays().items():

@@ -127,10 +127,10 @@ def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is
     *_, whole = simulation.run(simulation.begin(), [2, 4, 6])
     half = next(iter(simulation.run(simulation.begin(), [3])))
     *_, resumed = simulation_of(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1], chunk=3).run(half, [3, 6])
-    for one, two in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
+    for one, two in zip(jax.tree.leaves(whole.fleet_state), jax.tree.leaves(resumed.fleet_state), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert whole.state.server.message["round"].tolist() == [6, 6]
-    own = np.float64(whole.state.server.message["theta"][1]) + whole.state.clients[1, 2]
+    assert whole.fleet_state.server.message["round"].tolist() == [6, 6]
+    own = np.float64(whole.fleet_state.server.message["theta"][1]) + whole.fleet_state.clients[1, 2]
     assert whole.history.after[1, -1, 2] == pytest.approx(
         float(pf.exact.expected_return(fleet.task(2), own)), abs=1e-12
     )
