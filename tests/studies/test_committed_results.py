@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from perfedrl.studies.figures import FIGURES
 
 from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import saved
@@ -16,7 +17,6 @@ from perfedrl.report.tables import claim_cells
 from perfedrl.studies import EXPERIMENTS, all_configs
 from perfedrl.studies import FAMILIES as PAPER_FAMILIES
 from perfedrl.studies.curvature import study as curvature_study
-from perfedrl.studies.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"

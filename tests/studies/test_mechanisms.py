@@ -7,6 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from perfedrl.studies.figures import FIGURES
+from perfedrl.studies.mechanisms import shared_policy
+from perfedrl.studies.mechanisms import study as mechanisms_study
+from perfedrl.studies.mechanisms.client_sampling import FAST, LAST, as_published
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import mean_interval
@@ -14,11 +18,7 @@ from perfedrl.report import static
 from perfedrl.report.plots import rows
 from perfedrl.report.tables import claim_cells
 from perfedrl.studies import MECHANISMS
-from perfedrl.studies.figures import FIGURES
 from perfedrl.studies.measurement_cache import Kept, Measurement
-from perfedrl.studies.mechanisms import shared_policy
-from perfedrl.studies.mechanisms import study as mechanisms_study
-from perfedrl.studies.mechanisms.client_sampling import FAST, LAST, as_published
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DRAWN = ROOT / "results" / "mechanisms", ROOT / "docs" / "figures"

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from perfedrl.studies.figures import FIGURES, learning
 
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.stats import at_cost, mean_interval, median_interval, share_interval
@@ -14,7 +15,6 @@ from perfedrl.report import static
 from perfedrl.studies import EXPERIMENTS, all_configs
 from perfedrl.studies.base import everywhere, fraction, median, near
 from perfedrl.studies.curvature import study as curvature_study
-from perfedrl.studies.figures import FIGURES, learning
 from perfedrl.studies.paper_neural import study as paper_neural_study
 from perfedrl.studies.paper_tabular import study as paper_tabular_study
 from perfedrl.studies.robustness import study as robustness_study

@@ -1,4 +1,4 @@
-"""What several test files use: a command line, and made-up runs of the paper's experiments."""
+"""Fixtures of several test files: a command line, and made-up runs of the studies."""
 
 import sys
 from functools import lru_cache
@@ -13,15 +13,21 @@ from perfedrl.cli import console
 from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments.store import Run
 from perfedrl.simulation.history import Deployment, History
-from perfedrl.studies import EXPERIMENTS
-from perfedrl.studies.curvature import study as curvature_study
-from perfedrl.studies.estimators import CURVATURE, Error, Estimator, Measured
-from perfedrl.studies.estimators import Row as StudyRow
-from perfedrl.studies.estimators import Study as EstimatorStudy
-from perfedrl.studies.lqr import study as lqr_claims
-from perfedrl.studies.paper_neural import study as paper_neural_study
-from perfedrl.studies.robustness import study as robustness_study
-from perfedrl.studies.theory import study as theory_claims
+from perfedrl.studies import STUDIES
+from perfedrl.studies.curvature.study import Evidence as CurvatureEvidence
+from perfedrl.studies.estimators import (
+    CURVATURE,
+    EstimateError,
+    Estimator,
+    EstimatorComparison,
+    EstimatorRow,
+    ValueWithError,
+)
+from perfedrl.studies.lqr import study as lqr_study
+from perfedrl.studies.paper_neural.study import BUDGETS, meta_config
+from perfedrl.studies.privacy.study import CLIPPED, NO_PRIVACY
+from perfedrl.studies.robustness.study import ATTACKS, MEAN
+from perfedrl.studies.theory.study import SEEDS, Curve, TheoryMeasurements
 from perfedrl.theory.realized_bounds import RealizedBound
 from perfedrl.theory.witness import Agreement
 
@@ -33,7 +39,7 @@ def write(path, table):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; return its exit code, its output and its error output."""
+    """Run a command in an empty folder and return its exit code, output and error output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -53,7 +59,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def history(config, after, **outcomes) -> History:
-    """A history whose values at every evaluation are given, [evaluation] or [seed, evaluation]."""
+    """A history with given values at all evaluations, [evaluation] or [seed, evaluation]."""
     rounds = np.asarray([0, *config.stops])
     shape = (len(config.seeds), len(rounds), config.experiment.fleet.agents)
     full = lambda x: np.broadcast_to(np.asarray(x, float)[..., None], shape)  # noqa: E731
@@ -86,7 +92,7 @@ def rising(config, level):
 @pytest.fixture
 def tabular_runs():
     level = {"exact": 0.15, "first-order": 0.12, "fedavg-pg": 0.09}
-    configs = EXPERIMENTS["e3"].configs(3, False)
+    configs = STUDIES["e3"].configs(3, False)
     return {(v, a): fake_run(config, rising(config, 0.5 + level[v] * a)) for (v, a), config in configs.items()}
 
 
@@ -95,7 +101,7 @@ def curvature_runs():
     """Ten seeds: all fail up to 200; at 1000 six of them train."""
     level = {10: 0.2, 50: 0.2, 100: 0.2, 200: 0.25, 500: 0.4, "fedavg-pg": 1.75}
     runs = {}
-    for key, config in EXPERIMENTS["e4"].configs(10, False).items():
+    for key, config in STUDIES["e4"].configs(10, False).items():
         final = np.full(10, level.get(key, 0.0))
         if key == 1000:
             final = np.asarray([0.5] * 4 + [1.6] * 6)
@@ -114,12 +120,12 @@ def paths(reached: int) -> np.ndarray:
 @pytest.fixture
 def deployed_runs():
     """Meta-trained and from-scratch runs with the paper's own numbers."""
-    few = EXPERIMENTS["e5"].configs(3, False)
-    shown = EXPERIMENTS["e7"].configs(3, False)
+    few = STUDIES["e5"].configs(3, False)
+    shown = STUDIES["e7"].configs(3, False)
     by_budget = lambda values: np.broadcast_to(np.asarray(values, float)[None, :, None], (3, 6, 3))  # noqa: E731
-    episodes = np.stack([np.stack([paths(12 if m == 200 else 9)] * 3) for m in paper_neural_study.BUDGETS])
+    episodes = np.stack([np.stack([paths(12 if m == 200 else 9)] * 3) for m in BUDGETS])
     deployment = Deployment(
-        np.asarray(paper_neural_study.BUDGETS),
+        np.asarray(BUDGETS),
         {
             "return": by_budget([1.53, 1.0, 1.3, 1.52, 1.94, 2.0]),
             "success": by_budget([0.75, 0.62, 0.7, 0.8, 0.86, 0.9]),
@@ -149,19 +155,19 @@ def deployed_runs():
 
 @pytest.fixture
 def theory_study():
-    """A made-up study that meets every claim of the theory: power laws with the paper's exponents, far below bounds."""
+    """Made-up measurements that meet all claims of the theory: power laws with the paper's exponents, below bounds."""
     alphas, sizes, accuracies = 10.0 ** np.arange(-4, 1), 4.0 ** np.arange(4), np.asarray([1e-6, 1e-2])
-    law = lambda x, power, scale=1.0: theory_claims.Curve(x, scale * x**power)  # noqa: E731
+    law = lambda x, power, scale=1.0: Curve(x, scale * x**power)  # noqa: E731
     at, rate = np.arange(1.0, 4.0), {"crude": -3.0, "sharp": -2.5, "cheapest": -2.0}
     moments = {name: law(sizes, -1.0) for name in ("m_in", "m_h", "m_out")}
-    measured = theory_claims.Curve(at, np.stack(theory_claims.SEEDS * [at]))
-    return theory_claims.Study(
+    measured = Curve(at, np.stack(SEEDS * [at]))
+    return TheoryMeasurements(
         bias={name: law(sizes, -1.0) for name in ("nothing", "inner", "outer")}
         | {"crude": law(sizes, -0.5, 1e3), "sharp": law(sizes, -1.0, 1e2)},
         second_moment=moments | {f"{name}, bound": law(sizes, -1.0, 10.0) for name in moments},
         residual={"witness": law(alphas, 1.0), "attracting": law(alphas, 1.0), "bound": law(alphas, 1.0, 10.0)},
         drift={"way": law(at, 0.5), "apart": law(at, 0.4), "bound": law(at, 1.0, 10.0)},
-        objectives={name: theory_claims.Curve(at, at) for name in ("uniform", "trained")},
+        objectives={name: Curve(at, at) for name in ("uniform", "trained")},
         small_adaptation={
             name: law(alphas, 1.0, 10.0 if "bound" in name else 1.0)
             for name in ("value", "gradient", "value, bound", "gradient, bound")
@@ -178,8 +184,8 @@ def theory_study():
 
 @pytest.fixture
 def quiet_runs():
-    """The curvature experiment: the paper's form fails, the others train; and a study of variances."""
-    configs = EXPERIMENTS["curvature"].configs(3, False)
+    """Runs of the curvature study, in which the paper's form fails and the others train, and variances."""
+    configs = STUDIES["curvature"].configs(3, False)
     level = {"score": 0.2, "exact": 0.95, "first-order": 0.9, "fedavg-pg": 0.8}
     runs = {
         (way, m): fake_run(config, rising(config, level[way] if way == "score" or m == "grid" else 2.4))
@@ -188,46 +194,53 @@ def quiet_runs():
     made = lambda form, baseline: Estimator(  # noqa: E731
         CURVATURE, form, baseline, "none", 100, CURVATURES[form](), BASELINES[baseline]()
     )
-    error = Error(Measured(1.0, 0.1), Measured(0.0, 0.1), False, 1.0)
+    error = EstimateError(ValueWithError(1.0, 0.1), ValueWithError(0.0, 0.1), False, 1.0)
     rows = tuple(
-        StudyRow(stage, k, made(form, baseline), error._replace(variance=Measured(v, 0.1)), Measured(v, 0.01), 300.0)
+        EstimatorRow(
+            stage,
+            k,
+            made(form, baseline),
+            error._replace(variance=ValueWithError(v, 0.1)),
+            ValueWithError(v, 0.01),
+            300.0,
+        )
         for k, stage in enumerate(("start", "middle", "end"))
         for form, baseline, v in (("score", "none", 1.0), ("causal", "ridge", 0.2 - 0.06 * k))
     )
-    return curvature_study.Evidence(runs, EstimatorStudy(paper_neural_study.meta_config(1), 0, 100, 100, 6, 1000, rows))
+    return CurvatureEvidence(runs, EstimatorComparison(meta_config(1), 0, 100, 100, 6, 1000, rows))
 
 
 @pytest.fixture
 def recommended_runs():
-    """The few-shot experiment: the recommended recipe helps at every budget."""
+    """Runs of the few-shot study, in which the recommended recipe helps at all budgets."""
     values = {"return": [1.7, 2.6, 2.8, 2.85, 2.9, 2.95], "success": [0.8, 0.95, 0.97, 0.98, 0.99, 0.99]}
     by_budget = {k: np.broadcast_to(np.asarray(v)[None, :, None], (3, 6, 3)) for k, v in values.items()}
-    episodes = np.stack([np.stack([paths(12 if m else 10)] * 3) for m in paper_neural_study.BUDGETS])
-    deployment = Deployment(np.asarray(paper_neural_study.BUDGETS), by_budget, episodes[None])
-    configs = EXPERIMENTS["fewshot"].configs(3, False)
+    episodes = np.stack([np.stack([paths(12 if m else 10)] * 3) for m in BUDGETS])
+    deployment = Deployment(np.asarray(BUDGETS), by_budget, episodes[None])
+    configs = STUDIES["fewshot"].configs(3, False)
     return {key: fake_run(config, rising(config, 2.4), deployment) for key, config in configs.items()}
 
 
 @lru_cache
 def configs_of(name):
-    """The configs of an experiment that has many, made once."""
-    return EXPERIMENTS[name].configs(3, False)
+    """The configs of a study with many configs, made once."""
+    return STUDIES[name].configs(3, False)
 
 
 @pytest.fixture
 def attacked_runs():
-    """Averaging falls to every attack, and every robust aggregation withstands it."""
+    """Runs in which every attack harms the mean and no robust aggregation."""
     configs = configs_of("robustness")
-    fallen = lambda attack, rule: attack in robustness_study.ATTACKS and rule == robustness_study.MEAN  # noqa: E731
+    fallen = lambda attack, rule: attack in ATTACKS and rule == MEAN  # noqa: E731
     return {key: fake_run(config, rising(config, 0.5 if fallen(*key) else 2.8)) for key, config in configs.items()}
 
 
 @pytest.fixture
 def private_runs():
-    """A little noise costs little, and much noise everything."""
+    """Runs in which little noise costs little return, and much noise almost all."""
     level = {
-        robustness_study.NO_PRIVACY: 2.5,
-        robustness_study.CLIPPED: 2.4,
+        NO_PRIVACY: 2.5,
+        CLIPPED: 2.4,
         0.1: 2.4,
         0.3: 2.3,
         1.0: 1.5,
@@ -238,15 +251,15 @@ def private_runs():
     return {key: fake_run(config, rising(config, level[key])) for key, config in configs.items()}
 
 
-def lqr_study():
-    """A made-up study of linear systems that meets every claim: one step halves every gap."""
+def lqr_outcomes():
+    """Made-up outcomes of linear systems that meet all claims: one step halves each gap."""
     at, moments = (
-        np.arange(lqr_claims.FROM, lqr_claims.ROUNDS + 1, lqr_claims.EVERY),
-        {lqr_claims.BEFORE: 1.0, lqr_claims.AFTER: 0.5},
+        np.arange(lqr_study.FROM, lqr_study.ROUNDS + 1, lqr_study.EVERY),
+        {lqr_study.BEFORE: 1.0, lqr_study.AFTER: 0.5},
     )
-    gaps = {(m, when): np.full((2, len(at)), x) for m in lqr_claims.METHODS for when, x in moments.items()}
+    gaps = {(m, when): np.full((2, len(at)), x) for m in lqr_study.METHODS for when, x in moments.items()}
     average = {when: np.full(2, x) for when, x in moments.items()}
-    outcome = lqr_claims.Outcome(at, gaps, average, np.asarray([[0.9, 1.0]] * 2), np.full(4, 0.8), np.full(4, 0.7))
+    outcome = lqr_study.Outcome(at, gaps, average, np.asarray([[0.9, 1.0]] * 2), np.full(4, 0.8), np.full(4, 0.7))
     same = outcome._replace(gaps={key: 1e-12 * x for key, x in gaps.items()})
     return {0.0: same, 0.1: outcome, 0.5: outcome}
 
@@ -262,7 +275,7 @@ def runs_of(
     attacked_runs,
     private_runs,
 ):
-    """The evidence behind every experiment."""
+    """The evidence of each study of the group "all"."""
     return {
         **dict.fromkeys(("e1", "e3", "e6"), tabular_runs),
         "e4": curvature_runs,
@@ -272,5 +285,5 @@ def runs_of(
         "fewshot": recommended_runs,
         "robustness": attacked_runs,
         "privacy": private_runs,
-        "lqr": lqr_study(),
+        "lqr": lqr_outcomes(),
     }

@@ -1,4 +1,4 @@
-"""The command that compares estimators: which curvature form and which baseline to use."""
+"""The command `estimators`, which compares curvature forms and baselines."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,13 +10,13 @@ from perfedrl import compilation
 from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
-from perfedrl.studies import estimators as study
-from perfedrl.studies.estimators import tables as tables
-from perfedrl.studies.paper_neural import study as paper_neural_study
+from perfedrl.studies.estimators import REFERENCE, REPLICATES, EstimatorComparison, compare_estimators, tables
+from perfedrl.studies.estimators.figures import comparison
+from perfedrl.studies.paper_neural.study import meta_config
 
 
 class Stage(StrEnum):
-    """Where along training to compare."""
+    """The stages of training at which estimators are compared."""
 
     start = "start"
     middle = "middle"
@@ -24,28 +24,26 @@ class Stage(StrEnum):
 
 
 def estimators(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; when left out the paper's arc of goals.")] = None,
-    stage: Annotated[
-        list[Stage] | None, typer.Option(help="Compare here only, of start, middle and end; may be repeated.")
-    ] = None,
-    m: Annotated[int | None, typer.Option("--m", help="Trajectories per estimate; the config's m_h, or 10.")] = None,
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; by default the paper's arc of goals.")] = None,
+    stage: Annotated[list[Stage] | None, typer.Option(help="Compare at this stage only; may be repeated.")] = None,
+    m: Annotated[int | None, typer.Option("--m", help="Trajectories per estimate; by default m_h, or 10.")] = None,
     replicates: Annotated[
-        int, typer.Option(help="Estimates of each kind: errors fall with their square root.")
-    ] = study.REPLICATES,
-    agents: Annotated[int | None, typer.Option(help="The first so many training agents; 2 or all if fewer.")] = None,
+        int, typer.Option(help="Estimates per estimator; standard errors fall with their square root.")
+    ] = REPLICATES,
+    agents: Annotated[int | None, typer.Option(help="Number of training agents, from the first; by default 2.")] = None,
     form: Annotated[list[str] | None, typer.Option(help="Compare this curvature form only; may be repeated.")] = None,
     baseline: Annotated[list[str] | None, typer.Option(help="Use this baseline only; may be repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Train this seed; the config's first.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The seed to train; by default the config's first.")] = None,
     reference: Annotated[
-        int, typer.Option(help="Trajectories that stand for the truth where states are not finitely many.")
-    ] = study.REFERENCE,
-    figures: Annotated[Path, typer.Option(help="Where the figure goes.")] = Path("figures"),
+        int, typer.Option(help="Trajectories from which the truth is estimated for fleets that are not tabular.")
+    ] = REFERENCE,
+    figures: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("figures"),
     json_file: JsonFile = None,
 ) -> None:
     """Compare estimators on a fleet: bias, variance and cost of every curvature form with every baseline.
 
-    Trains one seed. At the start, in the middle and at the end each form estimates the curvature product that is needed
-    there, many times over, and is held against the truth. Then choose `curvature` and `baseline` in the config.
+    One seed is trained. At its start, middle and end each form estimates the curvature product many times, and the
+    estimates are compared with the truth. The result helps to choose `curvature` and `baseline` in the config.
 
     Examples: perfedrl estimators; perfedrl estimators configs/gridworld.toml --m 50 --stage end --form causal
     """
@@ -54,9 +52,9 @@ def estimators(
         check_file(json_file)
     compilation.use_all_cores()
     compilation.enable_cache()
-    checked = paper_neural_study.meta_config(1) if config is None else load_config(config)
+    checked = meta_config(1) if config is None else load_config(config)
     with measuring("measuring") as progress:
-        found = study.measure(
+        found = compare_estimators(
             checked,
             [x.value for x in stage or Stage],
             m=m,
@@ -71,16 +69,15 @@ def estimators(
     show(found, figures, json_file)
 
 
-def show(found: study.Study, figures: Path, json_file: Path | None) -> None:
-    """Print the tables and what follows from them, and write the files."""
-    from perfedrl.report import static
-    from perfedrl.studies.estimators import figures as estimators_figures  # matplotlib is slow to import
+def show(found: EstimatorComparison, figures: Path, json_file: Path | None) -> None:
+    """Print the tables and the recommended forms, and write the files."""
+    from perfedrl.report import static  # imports matplotlib, which is slow to import
 
     for stage in found.stages:
         out.print(tables.stage(found, stage))
-    for line in (*tables.notes(found), *(tables.verdict(found, stage) for stage in found.stages)):
+    for line in (*tables.notes(found), *(tables.recommendation(found, stage) for stage in found.stages)):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
-    written = static.save(estimators_figures.comparison(found), figures)
+    written = static.save(comparison(found), figures)
     if json_file:
         write_atomically(json_file, as_json(tables.as_content(found)))
         written.append(json_file)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perfedrl import compilation, studies
+from perfedrl import compilation
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS
 from perfedrl.cli.console import (
     Cache,
@@ -36,8 +36,10 @@ from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.files import check_file, write_atomically
 from perfedrl.experiments.training import train as train_configs
 from perfedrl.policies import POLICIES
-from perfedrl.report import tables
+from perfedrl.report import page, tables
+from perfedrl.report.run_page import run_page
 from perfedrl.simulation.evaluation import EVALUATIONS
+from perfedrl.studies import STUDIES
 
 REGISTRIES = {
     "envs": ENVS,
@@ -95,10 +97,7 @@ def train(
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
     if report:
-        from perfedrl.report import page  # the drawing libraries are slow to import
-        from perfedrl.studies import reports
-
-        wrote([page.write(reports.of_run(run, command_line()), report)])
+        wrote([page.write(run_page(run, command_line()), report)])
 
 
 def personalize(
@@ -250,18 +249,18 @@ def list_(
         table = tables.runs(readable(runs))
         out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
-        out.print(tables.titles(studies.KNOWN))
+        out.print(tables.titles(STUDIES))
     else:
         out.print(tables.parts(REGISTRIES[kind]))
 
 
 def save_personalized(result: own.Personalized, run: store.Run, file: Path | None) -> list[Path]:
     """Write an agent's parameters and, where its episodes are paths in the plane, a picture beside them."""
-    from perfedrl.studies import figures, static  # matplotlib is slow to import
+    from perfedrl.report import run_figures, static  # matplotlib is slow to import
 
     file = file or Path("personalized") / f"{run.folder.name}-{label(result)}.safetensors"
     written = [result.save(file, run=run.folder.name, digest=run.config.digest)]
-    for plot in figures.before_and_after(result):
+    for plot in run_figures.before_and_after(result):
         picture = file.with_suffix(".png")
         write_atomically(picture, static.image(static.draw(plot)))
         written.append(picture)

@@ -1,4 +1,4 @@
-"""The command that plans: what the theory says of a config, before and beside running it."""
+"""The command `theory`: guarantees and plans for a config, and measurements on its fleet."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,8 +11,7 @@ from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
-from perfedrl.studies.theory import analysis as say
-from perfedrl.studies.theory import tables as tables
+from perfedrl.studies.theory import analysis, tables
 from perfedrl.theory import Given, residual, witness
 from perfedrl.theory.realized_bounds import MEASURED_ROUNDS, ROUNDS
 
@@ -20,7 +19,7 @@ WITNESS = "witness"
 
 
 class BiasBound(StrEnum):
-    """Which bound on the bias the cheapest plan may rely on."""
+    """The bound on the bias that the cheapest plan relies on."""
 
     best = "best"
     crude = "crude"
@@ -33,30 +32,30 @@ def fixed(kind: type, help: str) -> Any:
 
 
 def known(help: str) -> Any:
-    """An option that says what cannot be found out."""
+    """An option for a property of the fleet that cannot be computed."""
     return Annotated[float | None, typer.Option(help=help, rich_help_panel="What is known of the fleet")]
 
 
 def theory(
     config: Annotated[str, typer.Argument(help="A TOML file, or 'witness' for the two bandits of Prop. 2.")],
     epsilon: Annotated[float | None, typer.Option(help="Plan for a mean squared meta-gradient of this.")] = None,
-    rounds: fixed(int, "At most so many rounds.") = None,
+    rounds: fixed(int, "Largest number of rounds.") = None,
     tau: fixed(int, "Local steps.") = None,
-    beta: fixed(float, "The local step size.") = None,
-    m_in: fixed(int, "The inner batch.") = None,
-    m_h: fixed(int, "The curvature batch.") = None,
-    m_out: fixed(int, "The outer batch.") = None,
+    beta: fixed(float, "Local step size.") = None,
+    m_in: fixed(int, "Inner batch.") = None,
+    m_h: fixed(int, "Curvature batch.") = None,
+    m_out: fixed(int, "Outer batch.") = None,
     bias: Annotated[BiasBound, typer.Option(help="The bound on the bias that the plan relies on.")] = BiasBound.best,
-    gap: known("How far F can rise from its start (Delta); bounded when left out.") = None,
-    radius: known("For networks: the constants hold for parameters of at most this norm.") = None,
-    reward_bound: known("The largest |reward|, where tasks do not say it.") = None,
-    measure: Annotated[bool, typer.Option(help="Also run the fleet and measure what the bounds bound.")] = True,
+    gap: known("Largest possible increase of F from its start (Delta); by default an upper bound.") = None,
+    radius: known("For networks: the norm of parameters up to which the constants hold.") = None,
+    reward_bound: known("The largest |reward|, where tasks do not declare it.") = None,
+    measure: Annotated[bool, typer.Option(help="Also run the fleet and measure the bounded quantities.")] = True,
     json_file: JsonFile = None,
 ) -> None:
-    """Say what the theory guarantees: constants, bounds, regime, plans; and what the fleet realizes.
+    """Show what the theory guarantees for a config: constants, bounds, regime, plans; and measured values.
 
-    With --epsilon it plans: Corollary 1's choice under both bounds on the bias, and the cheapest plan that the same
-    conditions allow, with what it costs. Fix what you must (--tau 1, --rounds 100000) and it chooses the rest.
+    With --epsilon it plans: Corollary 1's choice with both bounds on the bias, and the cheapest plan that satisfies the
+    same conditions, with its cost. Options such as --tau 1 or --rounds 100000 fix parts of the plan.
 
     Examples: perfedrl theory configs/gridworld.toml --epsilon 0.1; perfedrl theory witness
     """
@@ -70,7 +69,7 @@ def theory(
     else:
         if epsilon is None and given != Given():
             raise UserError("--rounds, --tau, --beta and the batches are parts of a plan: give --epsilon too")
-        found = say.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
+        found = analysis.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
         show(found, radius)
         measured = show_measured(found) if measure else None
         content = tables.as_content(found, measured)
@@ -79,8 +78,8 @@ def theory(
         wrote([json_file])
 
 
-def show(found: say.Findings, radius: float | None) -> None:
-    """What is known before anything runs."""
+def show(found: analysis.Findings, radius: float | None) -> None:
+    """Print what is known before anything runs."""
     p = found.problem
     out.print(tables.constants(p.constants))
     if radius is not None:
@@ -100,12 +99,12 @@ def show(found: say.Findings, radius: float | None) -> None:
         note("for a plan, say how accurate: --epsilon 0.1")
 
 
-def show_measured(found: say.Findings) -> say.Measured | None:
-    """Run and measure, where states are finitely many."""
+def show_measured(found: analysis.Findings) -> analysis.FleetMeasurements | None:
+    """Run and measure a tabular fleet, and print the measurements."""
     compilation.use_all_cores()
     compilation.enable_cache()
     with measuring("measuring") as progress:
-        measured = say.measure(found, progress)
+        measured = analysis.measure(found, progress)
     if measured is None:
         note("what the bounds bound is measured on fleets with finitely many states only")
         return None
@@ -128,7 +127,7 @@ def show_measured(found: say.Findings) -> say.Measured | None:
 
 
 def show_witness() -> dict:
-    """The witness to all digits that the paper prints, and a zero of D at every alpha that it lists."""
+    """Print the witness to the paper's digits, and a zero of D at each alpha that the paper lists."""
     compilation.enable_cache()
     with measuring("solving"):
         agreed = witness.agreements()
@@ -149,4 +148,5 @@ def show_witness() -> dict:
 
 
 def note(text: str) -> None:
+    """Print a line of plain text."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,25 +1,20 @@
-"""The report: one HTML file that opens offline, with what was run, what came out, and what it cost."""
+"""The report page: one HTML file that opens offline, with results, figures and costs of runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
 from perfedrl.experiments.files import write_atomically
 from perfedrl.experiments.store import Run
-from perfedrl.report.interactive import draw
 from perfedrl.report.plots import Plot
-from perfedrl.report.tables import CLAIMS_HEADER, claim_cells
-from perfedrl.studies import Claim
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text: the header, and rows as long as it; `mark` names a class for each row, "" for none."""
+    """A table of text; `mark` has a CSS class for each row, "" for none."""
 
     title: str
     header: Sequence[str]
@@ -30,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What a page says, from top to bottom."""
+    """The content of a page, from top to bottom."""
 
     title: str
     summary: str
@@ -42,14 +37,16 @@ class Report:
 
 
 def write(report: Report, path: str | Path) -> Path:
-    """Write the page."""
+    """Write the page of a report and return its path."""
     path = Path(path)
     write_atomically(path, html(report).encode())
     return path
 
 
 def html(report: Report) -> str:
-    """The whole page: the drawing library is inside, so nothing is loaded from anywhere."""
+    """The page as HTML, with the drawing library inside so that nothing is fetched."""
+    from plotly.offline import get_plotlyjs  # slow to import
+
     body = [f"<h1>{escape(report.title)}</h1>", f'<p class="summary">{escape(report.summary)}</p>']
     if report.facts:
         facts = (f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.facts.items())
@@ -79,6 +76,9 @@ def html(report: Report) -> str:
 
 
 def plot_html(plot: Plot) -> str:
+    """An interactive figure with its caption as HTML."""
+    from perfedrl.report.interactive import draw  # imports plotly, which is slow to import
+
     buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]
     config = {"displaylogo": False, "responsive": True, "modeBarButtons": buttons}
     drawn = draw(plot).to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{plot.name}", config=config)
@@ -86,6 +86,7 @@ def plot_html(plot: Plot) -> str:
 
 
 def table_html(table: Table) -> str:
+    """A table with its title and its note as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
     marks = table.mark or [""] * len(table.rows)
     rows = "".join(
@@ -98,20 +99,8 @@ def table_html(table: Table) -> str:
     return f'<h2>{escape(table.title)}</h2>{note}<div class="wide"><table id="{name}">{body}</table></div>'
 
 
-def claims(checked: Sequence[Claim]) -> Table:
-    """The paper's numbers beside ours."""
-    met = sum(claim.met for claim in checked)
-    return Table(
-        "Claims",
-        CLAIMS_HEADER,
-        [claim_cells(claim) for claim in checked],
-        note=f"{met} of {len(checked)} met.",
-        mark=["" if claim.met else "missed" for claim in checked],
-    )
-
-
 def costs(runs: Iterable[Run]) -> Table:
-    """What every run cost, where and when."""
+    """Trajectories, bytes and wall time of runs, with device and date."""
     rows = [
         (
             run.folder.name,

@@ -1,4 +1,4 @@
-"""What a figure shows, apart from how it is drawn: `static.py` draws it on paper, `interactive.py` in a browser."""
+"""Figures as data: `static.py` draws them as image files, `interactive.py` for a browser."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from jaxtyping import Bool, Float
 
 from perfedrl.envs.navigation import first_reach
 
-# The Okabe-Ito colours, told apart in all common forms of colour blindness.
+# The Okabe-Ito colours, distinguishable with all common forms of colour blindness.
 BLUE, ORANGE, GREEN, PINK, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555", "#56B4E9"
 MARKERS = {BLUE: "circle", ORANGE: "square", GREEN: "triangle-up", PINK: "diamond", GREY: "x", SKY: "triangle-down"}
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line over x of the mean over seeds with a band of one standard deviation, or of the median with every seed."""
+    """A line over x: the mean over seeds with a band of one standard deviation, or the median with a point per seed."""
 
     label: str
     x: Float[np.ndarray, " x"]
@@ -34,6 +34,11 @@ class Series:
         return self.values.std(axis=0, ddof=1) if len(self.values) > 1 else np.zeros(len(self.x))
 
 
+def exact_series(label: str, x: np.ndarray, y: np.ndarray, color: str, dashed: bool = False) -> Series:
+    """A line of exact numbers, which have no seeds."""
+    return Series(label, np.asarray(x, float), np.atleast_2d(y), color, dashed)
+
+
 @dataclass(frozen=True)
 class Level:
     """A horizontal line."""
@@ -45,7 +50,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Axis:
-    """The horizontal axis. A logarithmic one that must show 0 is linear up to `linear_to`."""
+    """The horizontal axis. A logarithmic axis with `linear_to` > 0 is linear near 0, so that it can show 0."""
 
     label: str
     scale: Literal["linear", "log"] = "linear"
@@ -53,7 +58,7 @@ class Axis:
     ticks: tuple[float, ...] = ()
 
     def position(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
-        """Where x lies on the axis."""
+        """The position of x on the axis."""
         x = np.asarray(x, dtype=float)
         if self.scale == "linear":
             return x
@@ -61,13 +66,13 @@ class Axis:
 
     @staticmethod
     def budgets(label: str, at: Iterable[float]) -> "Axis":
-        """An axis of trajectories, from none to many."""
+        """A logarithmic axis of trajectories that also shows 0."""
         return Axis(label, "log", linear_to=20.0, ticks=tuple(float(x) for x in at))
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Series over one x axis, all of the same seeds; without seeds they are exact numbers."""
+    """Series over one x axis, all with the same seeds; no seeds means exact numbers."""
 
     name: str
     title: str
@@ -82,7 +87,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Panel:
-    """Episodes in the plane, around one goal."""
+    """Episodes in the plane with one goal."""
 
     title: str
     paths: Float[np.ndarray, "episode T 2"]
@@ -91,7 +96,7 @@ class Panel:
 
     @property
     def first_reach(self) -> np.ndarray:
-        """The step at which each episode first is in the goal region; the episode's length if it never is."""
+        """The step at which each episode first is in the goal region, or the episode's length."""
         return first_reach(self.paths, self.goal, self.radius)
 
     @property
@@ -103,7 +108,7 @@ class Panel:
         return f"{self.title}\n{self.reached} of {len(self.paths)} reach the goal"
 
     def path(self, episode: int) -> Float[np.ndarray, "t 2"]:
-        """An episode up to where it first reaches the goal region."""
+        """An episode up to its first step in the goal region."""
         return self.paths[episode, : self.first_reach[episode] + 1]
 
 
@@ -118,12 +123,12 @@ class Rollouts:
 
     @property
     def edge(self) -> float:
-        """How far all panels reach: the box, and what lies beyond it."""
+        """Half the width of all panels: at least the box, more where episodes leave it."""
         return 1.03 * max(self.box, *(float(np.abs(panel.paths).max()) for panel in self.panels))
 
 
-class Pair(NamedTuple):
-    """A bound beside what it bounds."""
+class BoundPair(NamedTuple):
+    """A bound and the realized value."""
 
     label: str
     bound: float
@@ -132,17 +137,17 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Bounds beside realized values, one pair a line, on a logarithmic axis."""
+    """Bounds and realized values, one pair per line, on a logarithmic axis."""
 
     name: str
     title: str
     x_label: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[BoundPair, ...]
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One line of points, a value per seed."""
+    """One row of points, a value per seed."""
 
     label: str
     values: Float[np.ndarray, " seed"]
@@ -155,7 +160,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Strips:
-    """Lines of points under each other, each with its median, on one horizontal axis that starts at 0."""
+    """Rows of points, each with its median, on one horizontal axis that starts at 0."""
 
     name: str
     title: str
@@ -167,7 +172,7 @@ class Strips:
 
 @dataclass(frozen=True)
 class Marks:
-    """A value on every line of a panel, nan where there is none; where `limit` it is an upper limit."""
+    """A value on each line of a panel, nan for none; `limit` marks upper limits."""
 
     label: str
     values: Float[np.ndarray, " line"]
@@ -177,7 +182,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class DotPanel:
-    """Marks on one axis, and a value to compare them with."""
+    """Marks on one axis, with an optional reference value `compare`."""
 
     x_label: str
     marks: tuple[Marks, ...]
@@ -187,7 +192,7 @@ class DotPanel:
 
 @dataclass(frozen=True)
 class Dots:
-    """Things by line, and what was measured of them in panels side by side."""
+    """Labelled lines with one measured quantity per panel, panels side by side."""
 
     name: str
     title: str
@@ -196,7 +201,7 @@ class Dots:
 
 
 class Range(NamedTuple):
-    """A value and how far it may be off."""
+    """A value with its interval."""
 
     label: str
     value: float
@@ -207,7 +212,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranges:
-    """Values with their intervals under each other, the first on top; `note` says what the intervals are."""
+    """Values with their intervals, one per line, the first on top; `note` explains the intervals."""
 
     name: str
     title: str
@@ -220,7 +225,7 @@ Plot = Lines | Rollouts | Pairs | Strips | Dots | Ranges
 
 
 def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
-    """The numbers that a plot shows, as the header and the rows of a table."""
+    """The numbers of a plot as the header and the rows of a table."""
     if isinstance(plot, Dots):
         return ("line", "panel", "series", "value", "upper limit"), [
             (label, panel.x_label, marks.label, float(value), "yes" if limit else "no")

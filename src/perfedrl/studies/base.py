@@ -1,87 +1,95 @@
-"""A number of the paper beside ours, and when it counts as met."""
+"""A study: the configs it trains, the claims it checks, the figures it draws, and the extra it needs."""
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
-from perfedrl.experiments.stats import Interval, mean_interval, median_interval, share_interval
 from perfedrl.experiments.store import Run
+from perfedrl.report.plots import Plot
+from perfedrl.studies.claims import Claim
 from perfedrl.studies.measurement_cache import Measurement
 from perfedrl.types import Progress
 
 Runs = Mapping[Any, Run]
-"""The runs of an experiment, by what tells them apart: (variant, alpha), say."""
+"""The runs of a study by the keys of its configs: (variant, alpha), say."""
+
+
+class Extra(NamedTuple):
+    """An optional dependency: its package, the module that is imported, and the extra that installs it."""
+
+    package: str
+    module: str
+    name: str
+
+    @property
+    def installed(self) -> bool:
+        try:
+            importlib.import_module(self.module)
+        except ImportError:
+            return False
+        return True
+
+
+DP_ACCOUNTING = Extra("dp-accounting", "dp_accounting", "federation")
+GYMNASIUM = Extra("gymnasium", "gymnasium", "gym")
+
+
+def no_configs(_seeds: int, _quick: bool) -> dict[Any, Config]:
+    """The configs of a study that trains nothing by a config."""
+    return {}
+
+
+def no_measurements(_seeds: int) -> Sequence[Measurement]:
+    """The measurements of a study that keeps none."""
+    return ()
+
+
+def same_runs(runs: Runs, _progress: Progress) -> Runs:
+    """The evidence of a study whose claims are computed from its runs directly."""
+    return runs
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A number of the paper beside ours, with the 95 % interval of ours over seeds."""
+class Study:
+    """One study of the registry.
 
-    experiment: str
-    claim: str
-    paper: float
-    measured: float
-    low: float
-    high: float
-    met: bool
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment of the paper: the configs behind it, as a function of (seeds, quick), and what it claims.
-
-    Claims are read off its evidence: the runs themselves, or what `measure` makes of them.
+    `configs` takes the number of seeds and whether the run is a quick one. `claims` and `figures` take the study's
+    evidence: what `measure` computes from the runs and from the arrays of `measurements`, by default just these.
     """
 
     name: str
     title: str
     configs: Callable[[int, bool], dict[Any, Config]]
     claims: Callable[[Any], list[Claim]]
-    measure: Callable[[Runs, Progress], Any] = lambda runs, _progress: runs
+    figures: Callable[[Any], list[Plot]]
+    measure: Callable[[Any, Progress], Any] = same_runs
     seeds: int = 10
-    """How many seeds it is meant for."""
-    kept: Callable[[int], Sequence[Measurement]] = lambda _seeds: ()
-    """What it measures once for so many seeds and keeps beside the runs; with them it is what `measure` gets."""
+    """The number of seeds of the full study."""
+    measurements: Callable[[int], Sequence[Measurement]] = no_measurements
+    """The measurements for a number of seeds; their arrays are cached beside the runs."""
+    extra: Extra | None = None
+    """The optional dependency without which the study cannot run."""
+
+    @property
+    def missing(self) -> str:
+        """The optional package that is not installed, and how to install it; empty where nothing is missing."""
+        if self.extra is None or self.extra.installed:
+            return ""
+        return (
+            f'{self.name} needs {self.extra.package}, which is not installed: pip install "perfedrl[{self.extra.name}]"'
+        )
+
+    def check_installed(self) -> None:
+        """Raise a `UserError` where the study's optional dependency is missing."""
+        if self.missing:
+            raise UserError(self.missing)
 
 
 def final(run: Run) -> np.ndarray:
-    """The return after adaptation when training has ended, mean over training agents, one value per seed."""
+    """The return after adaptation at the end of training, mean over training agents, one value per seed."""
     return run.history.after[:, -1].mean(axis=-1)
-
-
-def near(
-    experiment: str, claim: str, paper: float, values: np.ndarray, tolerance: float, most: float = np.inf
-) -> Claim:
-    """A claim that is met when the mean over seeds lies within the tolerance of the paper's number.
-
-    `most` is the largest value there can be, where the interval ends too.
-    """
-    mean, low, high = mean_interval(values)
-    measured = Interval(mean, low, min(high, most))
-    return Claim(experiment, claim, paper, *measured, met=bool(abs(measured.mean - paper) <= tolerance))
-
-
-def median(experiment: str, claim: str, paper: float, values: np.ndarray, low: float, high: float) -> Claim:
-    """A claim that is met when the median over seeds lies from low to high."""
-    measured = median_interval(values)
-    return Claim(experiment, claim, paper, *measured, met=bool(low <= measured.mean <= high))
-
-
-def fraction(experiment: str, claim: str, paper: float, holds: np.ndarray, low: float, high: float) -> Claim:
-    """A claim that is met when the fraction of seeds for which something holds lies from low to high."""
-    measured = share_interval(int(np.sum(holds)), len(holds))
-    return Claim(experiment, claim, paper, *measured, met=bool(low <= measured.mean <= high))
-
-
-def everywhere(experiment: str, claim: str, holds: np.ndarray) -> Claim:
-    """A claim about an order that the paper says holds everywhere: the share of places where it does."""
-    measured = float(np.mean(holds))
-    return Claim(experiment, claim, 1.0, measured, measured, measured, met=measured == 1.0)
-
-
-def single(experiment: str, claim: str, paper: float, measured: Interval, low: float, high: float) -> Claim:
-    """A claim about one number, which is met when it lies from low to high."""
-    return Claim(experiment, claim, paper, *measured, met=bool(low <= measured.mean <= high))

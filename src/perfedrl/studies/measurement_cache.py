@@ -1,4 +1,4 @@
-"""Arrays that an experiment measures once and keeps beside the runs, in files named by how they were made."""
+"""Arrays that a study measures once and keeps beside the runs, in files named by a digest of how they were made."""
 
 import hashlib
 import json
@@ -14,37 +14,37 @@ from perfedrl.experiments.files import named_leaves, npz, read_npz, write_atomic
 from perfedrl.types import Progress
 
 Arrays = dict[str, np.ndarray]
-"""The leaves of what was measured by their paths: "errors.policy", say."""
+"""The leaves of a measurement's result by their paths: "errors.policy", say."""
 
 
 class Measurement(NamedTuple):
-    """A function that measures for long, and all settings that its numbers depend on, in words of JSON."""
+    """A slow function with the settings that determine its result, which must be JSON values."""
 
     name: str
     function: Callable[..., Any]
     settings: Mapping[str, Any]
 
-    def file(self, experiment: str) -> str:
-        """What it is called: by experiment and name, and by a digest of how it is made."""
+    def file(self, study: str) -> str:
+        """The file name: study, measurement, and a digest of the function's name and its settings."""
         made = {"function": self.function.__qualname__, "settings": dict(self.settings)}
         digest = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:10]
-        return "-".join([experiment, *re.findall(r"\w+", self.name), digest]) + ".npz"
+        return "-".join([study, *re.findall(r"\w+", self.name), digest]) + ".npz"
 
 
-class Kept(NamedTuple):
-    """The folder of the files, and whether what is missing, or everything, is measured."""
+class MeasurementCache(NamedTuple):
+    """A folder of measurement files. Missing files are an error where `only_saved`; `restart` measures all again."""
 
     root: Path
     only_saved: bool = False
     restart: bool = False
 
-    def __call__(
-        self, experiment: str, wanted: Iterable[Measurement], progress: Progress = lambda _: None
+    def load(
+        self, study: str, measurements: Iterable[Measurement], progress: Progress = lambda _: None
     ) -> dict[str, Arrays]:
-        """The arrays of an experiment's measurements by name; each is written as soon as it is done."""
+        """Return the arrays of a study's measurements by name, measuring and saving those that are missing."""
         found = {}
-        for one in wanted:
-            path = self.root / one.file(experiment)
+        for one in measurements:
+            path = self.root / one.file(study)
             if self.restart or not path.is_file():
                 if self.only_saved:
                     raise UserError(f"{self.root} has no measurement {path.name}; make it, or leave out --saved")

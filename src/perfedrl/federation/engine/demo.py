@@ -17,7 +17,7 @@ from perfedrl.federation.engine.supervisor import Supervisor, View, Watch, finis
 from perfedrl.federation.frames import Frame
 from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunFolder, Terms
-from perfedrl.studies.curvature.study import recommended
+from perfedrl.studies.few_shot.study import recommended
 
 AGENTS, ROUNDS, DEATH = 3, 150, 20
 """The number of agents, the number of rounds, and the round after which one agent is killed."""

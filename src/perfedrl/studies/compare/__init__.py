@@ -1,8 +1,8 @@
-"""Personalization mechanisms held against each other at matched budgets."""
+"""Comparison of personalization mechanisms at equal budgets."""
 
 from perfedrl.studies.compare.comparison import Comparison, Entry, compare
 from perfedrl.studies.compare.methods import METHODS, Method
-from perfedrl.studies.compare.plan import Plan, load_plans
+from perfedrl.studies.compare.plan import ComparisonPlan, load_plans
 from perfedrl.studies.compare.tuning import Trial
 
-__all__ = ["METHODS", "Comparison", "Entry", "Method", "Plan", "Trial", "compare", "load_plans"]
+__all__ = ["METHODS", "Comparison", "ComparisonPlan", "Entry", "Method", "Trial", "compare", "load_plans"]

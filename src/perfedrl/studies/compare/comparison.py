@@ -1,4 +1,4 @@
-"""Plans -> comparisons: tune each method, train it on the test seeds, keep what came out, method by method."""
+"""Run a plan: tune each method, train it on the test seeds, and save its result in a file of its own."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from perfedrl.experiments.store import Run
 from perfedrl.experiments.training import train
 from perfedrl.simulation.observers import Observer
 from perfedrl.simulation.simulator import every_few
-from perfedrl.studies.compare.plan import Plan
+from perfedrl.studies.compare.plan import ComparisonPlan
 from perfedrl.studies.compare.tuning import Trial, best, search
 
 DIGITS = 4
@@ -31,10 +31,10 @@ MADE = ("finished", "seconds", "commit", "perfedrl", "jax", "python", "device")
 
 @dataclass(frozen=True)
 class Entry:
-    """One method's result: what was tried, what was chosen, and what came of it, seed by seed.
+    """One method's result: the trials, the chosen settings, and the returns of each seed.
 
-    `after` is the mean over training agents after personalization at each evaluation, `worst` the worst of them at the
-    end; `held_out` are unseen agents by budget. A method that diverged on a test seed has no numbers.
+    `after` is the mean over training agents after personalization at each evaluation, `worst` the worst agent at the
+    end; `held_out` has the returns of unseen agents by budget. A method that diverged on a test seed has nan.
     """
 
     method: str
@@ -55,14 +55,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods on one fleet."""
+    """The results of all methods on one fleet."""
 
-    plan: Plan
+    plan: ComparisonPlan
     entries: Mapping[str, Entry]
 
     @cached_property
     def optimum(self) -> float:
-        """The mean over training agents of the best return that any policy reaches; nan where it is not known."""
+        """The mean over training agents of the optimal return; nan for fleets that are not tabular."""
         first = next(iter(self.entries.values()))
         train_ = self.plan.config(first.method, first.settings).experiment.fleet.train
         if not isinstance(train_, TabularMDP):
@@ -71,7 +71,7 @@ class Comparison:
         return float(np.mean([exact.optimal_return(mdp) for mdp in mdps]))
 
     def measures(self, method: str) -> dict[str, Float[np.ndarray, " seed"]]:
-        """Everything that is compared, seed by seed; nan where a method has none."""
+        """All measures of a method by seed."""
         entry = self.entries[method]
         found = {"training": entry.after[:, -1], "worst agent": entry.worst}
         found |= {f"unseen, {m:g}": entry.held_out[:, i] for i, m in enumerate(entry.budgets)}
@@ -82,9 +82,9 @@ class Comparison:
         return found
 
     def height(self, entry: Entry, cost: str) -> Float[np.ndarray, " seed"]:
-        """The mean height of the learning curve up to a cost that every method reaches: its area by what it cost.
+        """The mean height of the learning curve up to a cost that all methods reach: its area divided by the cost.
 
-        A method that costs nothing is where it is; one without bytes has no curve by bytes.
+        A method without cost has a constant curve; a method that sends no bytes has nan by bytes.
         """
         spent = getattr(entry, cost)
         if cost == "bytes" and spent[-1] == 0:
@@ -96,7 +96,7 @@ class Comparison:
 
 
 def compare(
-    plan: Plan,
+    plan: ComparisonPlan,
     results: str | Path = "comparisons",
     runs: str | Path = "runs",
     *,
@@ -105,10 +105,10 @@ def compare(
     observers: Sequence[Observer] = (),
     compile_cache: bool = True,
 ) -> Comparison:
-    """Compare the methods of a plan; what `results` already has is read.
+    """Compare the methods of a plan, reading the results that exist in `results`.
 
-    `only` some methods, so that several processes may share the work. With `saved` nothing is trained: what is missing
-    is an error.
+    `only` restricts the comparison to some methods, so that several processes can share the work. With `saved` nothing
+    is trained, and missing results are an error.
     """
     plan.check()
     folder = Path(results) / plan.folder
@@ -132,8 +132,8 @@ def compare(
     return Comparison(plan, entries)
 
 
-def enter(plan: Plan, name: str, runs: Path, observers: Sequence[Observer]) -> Entry:
-    """Tune a method, then train it on the test fleet and seeds with the best settings found."""
+def enter(plan: ComparisonPlan, name: str, runs: Path, observers: Sequence[Observer]) -> Entry:
+    """Tune a method, then train it on the test fleet and seeds with the best settings."""
     began = time.monotonic()
     trials = search(plan, name, observers)
     chosen = best(trials).settings
@@ -148,9 +148,14 @@ def enter(plan: Plan, name: str, runs: Path, observers: Sequence[Observer]) -> E
 
 
 def entry_of(
-    name: str, trials: list[Trial], settings: dict[str, float], plan: Plan, run: Run | None, made: dict[str, Any]
+    name: str,
+    trials: list[Trial],
+    settings: dict[str, float],
+    plan: ComparisonPlan,
+    run: Run | None,
+    made: dict[str, Any],
 ) -> Entry:
-    """The entry of a finished run, or of one that diverged."""
+    """The entry of a finished run, or of a diverged one where `run` is None."""
     if run is None:
         stops = [0, *every_few(plan.rounds, max(1, plan.rounds // plan.evaluations))]
         none = np.full((plan.seeds, len(stops)), np.nan)
@@ -176,7 +181,7 @@ def entry_of(
 
 
 def encoded(entry: Entry) -> bytes:
-    """An entry as JSON, whole numbers as they are and others to four digits; what is no number is null."""
+    """An entry as JSON: whole numbers in full, others to four digits, nan and infinity as null."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, np.ndarray):
@@ -200,14 +205,15 @@ def encoded(entry: Entry) -> bytes:
 
 
 def decoded(path: Path) -> Entry:
-    """The entry in a file."""
+    """Read an entry from a file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        number = lambda x: np.asarray(x, dtype=object).astype(float)  # noqa: E731
-        arrays = {k: number(content[k]) for k in ("trajectories", "bytes", "after", "worst", "budgets", "held_out")}
+        arrays = {
+            k: np.asarray(content[k], dtype=object).astype(float)
+            for k in ("trajectories", "bytes", "after", "worst", "budgets", "held_out")
+        }
         arrays["held_out"] = arrays["held_out"].reshape(len(arrays["after"]), len(arrays["budgets"]))
-        score = lambda x: -np.inf if x is None else float(x)  # noqa: E731
-        trials = [Trial(t["settings"], score(t["score"])) for t in content["trials"]]
+        trials = [Trial(t["settings"], -np.inf if t["score"] is None else float(t["score"])) for t in content["trials"]]
         return Entry(content["method"], trials, content["settings"], **arrays, made=content["made"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged; remove it and run the comparison again") from error

@@ -1,4 +1,4 @@
-"""Figures of comparisons: ranks with their critical difference, returns by method, who wins as agents grow apart."""
+"""Figures of comparisons: ranks with their critical difference, returns by method, measures by heterogeneity."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,6 +26,8 @@ from perfedrl.studies.compare.methods import ALONE, MAML, PERSONAL, SHARED
 from perfedrl.studies.compare.tables import finite, measured
 
 TRAINING, UNSEEN, GAP = "training", "unseen, 50", "gap to the optimum"
+Measures = Mapping[str, Mapping[str, np.ndarray]]
+"""Measures by method and name, one value per seed."""
 LEVELS = (
     "per-fedavg-pg",
     "first-order",
@@ -36,10 +38,11 @@ LEVELS = (
     "local-pg",
     "from-scratch",
 )
+"""The methods in figures by heterogeneity."""
 
 
 def color(method: str) -> str:
-    """By family: MAML's, other personalization, no federation, one shared policy."""
+    """The color of a method's family: MAML, other personalization, shared policy, no federation."""
     families = ((MAML, BLUE), (PERSONAL, ORANGE), (SHARED, GREEN), (ALONE, GREY))
     return next(shade for names, shade in families if method in names)
 
@@ -48,7 +51,7 @@ FAMILIES = "blue: MAML family; orange: other personalization; green: shared poli
 
 
 def ranks(name: str, title: str, comparisons: Sequence[Comparison], measure: str) -> Ranges:
-    """Mean ranks over all fleets and seeds of the methods that all of them have; bars that do not meet differ."""
+    """Mean ranks over fleets and seeds of the methods that all fleets have, with the critical difference as bars."""
     found, methods = [measured(comparison) for comparison in comparisons], in_common(comparisons, measure)
     blocks = np.concatenate([np.stack([own[m][measure] for m in methods], axis=1) for own in found])
     sign = -1.0 if measure.startswith("gap") else 1.0
@@ -63,13 +66,13 @@ def ranks(name: str, title: str, comparisons: Sequence[Comparison], measure: str
 
 
 def in_common(comparisons: Sequence[Comparison], measure: str) -> list[str]:
-    """The methods that every comparison has a measure of."""
+    """The methods for which all comparisons have a measure."""
     found = [measured(comparison) for comparison in comparisons]
     return [m for m in METHODS if all(m in own and measure in own[m] for own in found)]
 
 
 def returns(comparison: Comparison, measure: str) -> Ranges:
-    """Every method's return under one measure, the best on top."""
+    """The return of each method under one measure, the best on top."""
     own = {m: x[measure] for m, x in measured(comparison).items() if measure in x and finite(x[measure])}
     lines = [Range(METHODS[m].title, *bootstrap_interval(x), color(m)) for m, x in own.items()]
     lines.sort(key=lambda line: -line.value)
@@ -81,17 +84,20 @@ def returns(comparison: Comparison, measure: str) -> Ranges:
 
 
 def overview(comparisons: Sequence[Comparison]) -> Dots:
-    """Every method on a line, the best for unseen agents on top; a panel for each fleet."""
+    """One line per method, the best for unseen agents on top, and one panel per fleet."""
     found = [measured(comparison) for comparison in comparisons]
     present = [m for m in METHODS if any(m in own for own in found)]
-    height = lambda own, m, key: float(own[m][key].mean()) if m in own and key in own[m] else np.nan  # noqa: E731
-    order = sorted(present, key=lambda m: np.nanmean([standing(own, m) for own in found]))
+
+    def mean(own: Measures, method: str, key: str) -> float:
+        return float(own[method][key].mean()) if method in own and key in own[method] else np.nan
+
+    order = sorted(present, key=lambda m: np.nanmean([relative_rank(own, m) for own in found]))
     marks = ((TRAINING, "training agents", GREY), (UNSEEN, "unseen agents, 50 trajectories", BLUE))
     panels = tuple(
         DotPanel(
             f"{comparison.plan.name}\nreturn",
             tuple(
-                Marks(label, np.asarray([height(own, m, key) for m in order]), shade, np.zeros(len(order), bool))
+                Marks(label, np.asarray([mean(own, m, key) for m in order]), shade, np.zeros(len(order), bool))
                 for key, label, shade in marks
             ),
             scale="linear",
@@ -102,8 +108,8 @@ def overview(comparisons: Sequence[Comparison]) -> Dots:
     return Dots("compare-overview", title, tuple(METHODS[m].title for m in order), panels)
 
 
-def standing(own: Mapping[str, Mapping[str, np.ndarray]], method: str) -> float:
-    """A method's rank among all on one fleet, by unseen agents, or by training agents where it serves no others."""
+def relative_rank(own: Measures, method: str) -> float:
+    """The share of methods that are better on one fleet, for unseen or else for training agents; nan if absent."""
     key = UNSEEN if UNSEEN in own.get(method, {}) else TRAINING
     if method not in own:
         return float("nan")
@@ -114,7 +120,7 @@ def standing(own: Mapping[str, Mapping[str, np.ndarray]], method: str) -> float:
 
 
 def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> Lines:
-    """A measure over the levels of one family."""
+    """A measure by the level of heterogeneity of one family."""
     found, levels = [measured(c) for c in comparisons], [c.plan.level for c in comparisons]
     shades = (BLUE, ORANGE, GREEN, PINK, GREY)
     present = [m for m in LEVELS if m in in_common(comparisons, measure)]
@@ -135,7 +141,7 @@ def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> L
 
 
 def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
-    """What several comparisons say together; a family stands in the overview with its last level."""
+    """Figures of several comparisons together; the overview shows the last level of each family."""
     name = comparisons[0].plan.name if len(comparisons) == 1 else "all"
     shown = {c.plan.family or c.plan.name: c for c in comparisons}
     plots: list[Plot] = [overview(list(shown.values()))] if len(comparisons) > 1 else []
@@ -153,6 +159,6 @@ def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
 
 
 def details(comparison: Comparison) -> list[Plot]:
-    """Every method's return on one fleet."""
+    """The return of each method on one fleet, one figure per measure."""
     measures = [m for m in (TRAINING, UNSEEN) if any(m in own for own in measured(comparison).values())]
     return [plot for measure in measures if (plot := returns(comparison, measure)).ranges]

@@ -1,4 +1,4 @@
-"""The mechanisms that a comparison holds against each other, and how each spends a round's trajectories."""
+"""The compared methods, and how each splits a round's trajectories into batches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ STEPS: tuple[str, ...] = ("alpha", "beta")
 
 @dataclass(frozen=True)
 class Method:
-    """One mechanism: an algorithm, what of it is fixed, how it splits a round's budget, and what is searched for.
+    """One method: an algorithm, its fixed settings, how it splits a round's budget, and its searched settings.
 
-    `split` makes batch sizes of the trajectories that an agent has in a round and of the number of local steps.
-    `steps` are the searched step sizes, whose ranges are the fleet's; `search` are ranges of its own. `tables` are
-    tables of a config beside the algorithm's.
+    `split` computes batch sizes from the trajectories per agent and round and the number of local steps. `steps` are
+    the searched step sizes, whose ranges the plan gives; `search` has the ranges of further settings. `tables` are
+    further tables of the config.
     """
 
     title: str
@@ -32,33 +32,34 @@ class Method:
 
 
 def batches(names: tuple[str, ...], budget: int, local_steps: int, times: int = 1, steps: int | None = None) -> Counts:
-    """Every named batch alike, so that the local steps take the budget; `times` counts those that are drawn again."""
+    """Equal sizes for the named batches, so that all local steps use the budget; the first is drawn `times` times."""
     taken = local_steps if steps is None else steps
     return {"local_steps": taken} | dict.fromkeys(names, budget // (taken * (len(names) + times - 1)))
 
 
 def anchored(budget: int, local_steps: int) -> Counts:
-    """Fast-FedPG's two rounds: one batch at the anchor, which is the first local step's, then one for each other."""
+    """Fast-FedPG's two rounds: one batch at the anchor, used by the first local step, and one for each other step."""
     m = 2 * budget // local_steps
     return {"local_steps": local_steps, "m": m, "m_anchor": 2 * budget - (local_steps - 1) * m}
 
 
 def whole(budget: int, _: int) -> Counts:
-    """One batch a round, for methods of one exchange a step."""
+    """One batch per round, for methods that exchange after each step."""
     return {"m": budget}
 
 
 def waiting(budget: int, _: int) -> Counts:
-    """AFedPG's agents are done every third tick on average: the batch is three rounds'."""
+    """The batch of three rounds, since AFedPG's agents finish every third tick on average."""
     return {"m": 3 * budget}
 
 
 def heads(budget: int, local_steps: int) -> Counts:
-    """As many steps of the head as of the representation."""
+    """Equal numbers of steps for the head and for the representation."""
     return {"local_steps": local_steps, "head_steps": local_steps, "m": budget // (2 * local_steps)}
 
 
 def nothing(*_: int) -> Counts:
+    """No batches, for methods that do not train."""
     return {}
 
 
@@ -138,4 +139,4 @@ ALONE: Mapping[str, Method] = MappingProxyType(
 )
 
 METHODS: Mapping[str, Method] = MappingProxyType({**MAML, **PERSONAL, **SHARED, **ALONE})
-"""By family: initializations, other personalization, one shared policy deployed after one step, no federation."""
+"""All methods: initializations, other personalization, one shared policy deployed after one step, no federation."""

@@ -1,4 +1,4 @@
-"""What to compare: one fleet, one budget, several methods; read from TOML, refused before any run."""
+"""Plans of comparisons: one fleet, one budget, several methods; read from TOML and checked before any run."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ from perfedrl.studies.compare.methods import METHODS, Method
 MOST_TRIALS = 10_000
 
 
-class Plan(BaseModel):
-    """A comparison: every method trains on the fleet under the same budget, its settings chosen on the tuning fleet.
+class ComparisonPlan(BaseModel):
+    """A comparison: all methods train on the fleet with the same budget, with settings chosen on the tuning fleet.
 
-    `budget` is what an agent samples in a round, `trials` how many settings every method tries; `search` has the ranges
-    of the step sizes. `tuning` is what makes the tuning fleet out of the fleet: other agents, none of which is tested.
-    Plans of one `family` differ in their `level`.
+    `budget` is the number of trajectories per agent and round, `trials` the number of settings that each method tries,
+    `search` the ranges of the step sizes. `tuning` overrides keys of `fleet` to make the tuning fleet, none of whose
+    agents may be tested. Plans of one `family` differ in their `level`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
@@ -58,7 +58,7 @@ class Plan(BaseModel):
         if set(ranges) != {"alpha", "beta"}:
             raise UserError(
                 f"the table [search] needs alpha = [low, high] and beta = [low, high], and no others; it has "
-                f"{', '.join(ranges) or 'none'}: weights are searched where their methods say"
+                f"{', '.join(ranges) or 'none'}: other weights have ranges of their own"
             )
         for name, (low, high) in ranges.items():
             if not 0 < low <= high < float("inf"):
@@ -75,7 +75,7 @@ class Plan(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """Ten hex digits that identify what is compared, but for which methods."""
+        """Ten hex digits that identify the plan except for its name, family, level and methods."""
         content = self.model_dump(mode="json", exclude={"name", "family", "level", "methods"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -85,13 +85,13 @@ class Plan(BaseModel):
 
     @cached_property
     def entrants(self) -> dict[str, Method]:
-        """The methods that take part: those that were asked for, or all that can serve the fleet."""
+        """The methods of the comparison: those in `methods`, or all that work with the fleet."""
         names = self.methods or tuple(name for name in METHODS if name not in self.unfit)
         return {name: METHODS[name] for name in names}
 
     @cached_property
     def unfit(self) -> dict[str, str]:
-        """The methods that cannot serve the fleet or the budget, and why."""
+        """The methods that do not work with the fleet or the budget, with the reason."""
         found = {}
         for name in METHODS:
             try:
@@ -101,7 +101,7 @@ class Plan(BaseModel):
         return found
 
     def config(self, method: str, settings: Mapping[str, float], tuning: bool = False) -> Config:
-        """The experiment of one method under some settings, on the test fleet or the tuning fleet."""
+        """The config of one method with some settings, on the test fleet or the tuning fleet."""
         entrant = METHODS[method]
         counts = entrant.split(self.budget, self.local_steps)
         for name, count in counts.items():
@@ -137,40 +137,41 @@ class Plan(BaseModel):
         )
 
     def _fleet(self, method: Method, tuning: bool) -> dict[str, Any]:
-        """The fleet's table; a method that learns nothing for unseen agents has none."""
+        """The table of the fleet, without held-out agents for methods that serve no unseen agents."""
         table = {**self.fleet, **(self.tuning if tuning else {})}
         if not serves_unseen(method.algorithm) and "held_out" in table:
             table["held_out"] = [] if isinstance(table["held_out"], list) else 0
         return table
 
     def least(self, method: Method) -> int:
-        """The smallest budget with a trajectory in every batch."""
+        """The smallest budget with at least one trajectory in each batch."""
         budget = 1
         while min(method.split(budget, self.local_steps).values()) < 1:
             budget += 1
         return budget
 
     def ranges(self, method: Method) -> dict[str, tuple[float, float]]:
-        """What is searched for, and where."""
+        """The searched settings of a method with their ranges."""
         return {name: self.search[name.removeprefix("deployment_")] for name in method.steps} | dict(method.search)
 
     def _middle(self, method: Method) -> dict[str, float]:
+        """The geometric middle of each searched range."""
         return {name: float(np.sqrt(low * high)) for name, (low, high) in self.ranges(method).items()}
 
     def check(self) -> None:
-        """Refuse what cannot be compared fairly, before any run."""
+        """Reject plans that cannot be compared fairly, before any run."""
         if set(self.tuning_seeds) & set(range(self.seeds)) or not self.tuning_seeds:
-            raise UserError(f"tuning_seeds must be some, none of them a test seed 0 .. {self.seeds - 1}")
+            raise UserError(f"tuning_seeds must be at least one seed, none of them a test seed 0 .. {self.seeds - 1}")
         if not self.tuning:
             raise UserError(
-                "the table [tuning] is empty: say what makes other agents, seed = 1, say; tuning on the agents that "
-                "are tested would favour whoever fits them best"
+                "the table [tuning] is empty; give keys of [fleet] that make other agents, such as seed = 1: tuning on "
+                "the tested agents would favour methods that fit them best"
             )
         for name in self.methods or ():
             if name in self.unfit:
                 raise UserError(self.unfit[name])
         if not self.entrants:
-            raise UserError(f"no method can serve this fleet; {next(iter(self.unfit.values()))}")
+            raise UserError(f"no method works with this fleet: {next(iter(self.unfit.values()))}")
         first = next(iter(self.entrants))
         fleets = [self.config(first, self._middle(METHODS[first]), tuning).experiment.fleet for tuning in (False, True)]
         if shared := common_agents(*fleets):
@@ -184,7 +185,7 @@ def serves_unseen(name: str) -> bool:
 
 
 def common_agents(one: Fleet, other: Fleet) -> int:
-    """How many agents of a fleet are also in another; 0 where that cannot be told."""
+    """The number of agents of one fleet that are also in another; 0 for fleets that are not traceable."""
     if not (one.traceable and other.traceable):
         return 0
     rows = [[bytes(agent) for agent in agents(fleet)] for fleet in (one, other)]
@@ -192,7 +193,7 @@ def common_agents(one: Fleet, other: Fleet) -> int:
 
 
 def agents(fleet: Fleet) -> list[bytes]:
-    """Every agent's own numbers."""
+    """The parameters of each agent as bytes."""
     found = []
     for part in (fleet.train, fleet.held_out):
         if part is not None:
@@ -202,7 +203,7 @@ def agents(fleet: Fleet) -> list[bytes]:
 
 
 def check_levels(levels: Any, fleet: Any) -> None:
-    """Refuse what is no table of equally long lists, the first of numbers, and a fleet that is no table."""
+    """Check that [levels] has lists of equal length, the first one of numbers, and that [fleet] is a table."""
     if not isinstance(fleet, dict):
         raise UserError("the plan needs a table [fleet]")
     lists: list[Any] = list(levels.values()) if isinstance(levels, dict) else [None]
@@ -212,10 +213,10 @@ def check_levels(levels: Any, fleet: Any) -> None:
         raise UserError("the first list of [levels] must be of numbers, which the comparisons are named after")
 
 
-def load_plans(path: str | Path) -> list[Plan]:
-    """The comparisons in a TOML file: one, or one for each of its levels.
+def load_plans(path: str | Path) -> list[ComparisonPlan]:
+    """The plans in a TOML file: one, or one for each of its levels.
 
-    A table [levels] has lists of one length: the i-th values, put into the fleet, make the i-th comparison.
+    A table [levels] has lists of equal length: the i-th values, put into the fleet's table, make the i-th plan.
     """
     path = Path(path)
     table = read_table(path, "comparison")
@@ -229,7 +230,7 @@ def load_plans(path: str | Path) -> list[Plan]:
             if own:
                 level, family = next(iter(own.values())), table.get("name", "")
                 more |= {"name": f"{family}-{level:g}", "family": family, "level": level}
-            plans.append(validated(Plan, {**table, **more}, "plan"))
+            plans.append(validated(ComparisonPlan, {**table, **more}, "plan"))
         for plan in plans:
             plan.check()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Tables of comparisons: every method's measures, what it is ahead of the reference by, and what was tuned."""
+"""Tables of comparisons: measures, differences from the reference, tuning and costs."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,19 @@ SHOWN = ("training", "gap to the optimum", "unseen, 0", "unseen, 50", "unseen, 2
 
 
 def measured(comparison: Comparison) -> dict[str, dict[str, np.ndarray]]:
-    """Every method's measures, seed by seed; the best for training agents first, those that diverged last."""
+    """The measures of each method by seed, the best for training agents first, diverged methods last."""
     found = {name: comparison.measures(name) for name in comparison.entries}
-    height = lambda name: np.nan_to_num(found[name]["training"].mean(), nan=-np.inf)  # noqa: E731
-    return {name: found[name] for name in sorted(found, key=height, reverse=True)}
+    means = {name: np.nan_to_num(own["training"].mean(), nan=-np.inf) for name, own in found.items()}
+    return {name: found[name] for name in sorted(found, key=lambda name: means[name], reverse=True)}
 
 
 def columns(comparison: Comparison) -> list[str]:
-    """The measures that some method has, in order."""
+    """The measures that at least one method has, in order."""
     return list(dict.fromkeys(key for found in measured(comparison).values() for key in found))
 
 
 def terminal(comparison: Comparison) -> Table:
-    """The measures as a table for the terminal: means over seeds. Methods go by the names that `--only` takes."""
+    """Means over seeds as a table for the terminal, with methods by the names that `--only` takes."""
     shown = [name for name in SHOWN if name in columns(comparison)]
     table = Table(
         Column("method", no_wrap=True),
@@ -39,12 +39,17 @@ def terminal(comparison: Comparison) -> Table:
 
 
 def lines(comparisons: Sequence[Comparison], measure: str) -> list[str]:
-    """One measure of every method on every fleet as the lines of a Markdown table, means over seeds, the best bold."""
+    """One measure of all methods on all fleets as a Markdown table: means over seeds, the best in bold."""
     found = [measured(comparison) for comparison in comparisons]
-    mean = lambda own, m: own[m][measure].mean() if m in own and measure in own[m] else np.nan  # noqa: E731
+
+    def mean(own: dict[str, dict[str, np.ndarray]], method: str) -> float:
+        return own[method][measure].mean() if method in own and measure in own[method] else np.nan
+
+    def cell(x: float, top: float) -> str:
+        return "" if np.isnan(x) else f"**{x:.2f}**" if x >= top - 0.005 else f"{x:.2f}"
+
     values = {m: np.asarray([mean(own, m) for own in found]) for m in METHODS}
     best = np.nanmax(list(values.values()), axis=0)
-    cell = lambda x, top: "" if np.isnan(x) else f"**{x:.2f}**" if x >= top - 0.005 else f"{x:.2f}"  # noqa: E731
     head = ["method", *(comparison.plan.name for comparison in comparisons)]
     rows = [
         [METHODS[m].title, *(cell(x, top) for x, top in zip(row, best, strict=True))]
@@ -55,7 +60,7 @@ def lines(comparisons: Sequence[Comparison], measure: str) -> list[str]:
 
 
 def results(comparison: Comparison) -> page.Table:
-    """Every measure with its bootstrap interval."""
+    """All measures with bootstrap intervals."""
     names = columns(comparison)
     rows = [
         (METHODS[method].title, *(interval(found[key]) if key in found else "" for key in names))
@@ -67,12 +72,15 @@ def results(comparison: Comparison) -> page.Table:
 
 
 def differences(comparison: Comparison) -> page.Table:
-    """How far every method is ahead of Per-FedAvg-PG, seed by seed: paired bootstrap intervals."""
+    """The lead of each method over Per-FedAvg-PG with paired bootstrap intervals over seeds."""
     found, names = measured(comparison), ("training", "unseen, 50", "unseen, 200")
     if REFERENCE not in found:
         return page.Table(f"{comparison.plan.name}: differences", ("method",), [])
     base = found[REFERENCE]
-    ahead = lambda own, key: interval(own[key] - base[key]) if key in own and key in base else ""  # noqa: E731
+
+    def ahead(own: dict[str, np.ndarray], key: str) -> str:
+        return interval(own[key] - base[key]) if key in own and key in base else ""
+
     rows = [
         (METHODS[method].title, *(ahead(own, key) for key in names))
         for method, own in found.items()
@@ -84,7 +92,7 @@ def differences(comparison: Comparison) -> page.Table:
 
 
 def tuned(comparison: Comparison) -> page.Table:
-    """What every method tried, what it chose, and what it cost on the test seeds."""
+    """The number of trials, the chosen settings and the cost on the test seeds of each method."""
     rows = []
     for name, entry in comparison.entries.items():
         chosen = ", ".join(f"{key} = {value:g}" for key, value in entry.settings.items())
@@ -106,13 +114,13 @@ def tuned(comparison: Comparison) -> page.Table:
 
 
 def absent(comparison: Comparison) -> page.Table:
-    """The methods that cannot serve the fleet, and why."""
+    """The methods that do not work with the fleet, and why."""
     rows = [(METHODS[name].title, why) for name, why in comparison.plan.unfit.items()]
     return page.Table(f"{comparison.plan.name}: not compared", ("method", "why"), rows)
 
 
 def winners(comparisons: Sequence[Comparison], measure: str) -> list[tuple[str, str, Interval]]:
-    """The best method of each comparison under a measure, with its interval."""
+    """The best method of each comparison under a measure: fleet, method, interval."""
     found = []
     for comparison in comparisons:
         means = {
@@ -126,14 +134,17 @@ def winners(comparisons: Sequence[Comparison], measure: str) -> list[tuple[str, 
 
 
 def finite(values: np.ndarray) -> bool:
+    """Whether all values are finite."""
     return bool(np.isfinite(values).all())
 
 
 def number(values: np.ndarray | None) -> str:
+    """The mean as text, empty where there is none."""
     return "" if values is None or not finite(values) else f"{values.mean():.3f}"
 
 
 def interval(values: np.ndarray) -> str:
+    """The mean with its bootstrap interval as text."""
     if not finite(values):
         return "none"
     found = bootstrap_interval(values)

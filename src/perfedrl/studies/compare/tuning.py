@@ -1,4 +1,4 @@
-"""The same search for every method: settings drawn at random, tried on agents and seeds that no test sees."""
+"""Random search of a method's settings on agents and seeds that are not tested."""
 
 import zlib
 from collections.abc import Sequence
@@ -14,31 +14,34 @@ from perfedrl.experiments.training import side_by_side
 from perfedrl.simulation.observers import Observer, announce
 from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.simulation.simulator import Simulation, every_few
-from perfedrl.studies.compare.plan import Plan
+from perfedrl.studies.compare.plan import ComparisonPlan
 
 
 class Trial(NamedTuple):
-    """Settings that were tried, and what they scored; -inf where training diverged."""
+    """Tried settings with their score; -inf where training diverged."""
 
     settings: dict[str, float]
     score: float
 
 
-def draws(plan: Plan, method: str) -> list[dict[str, float]]:
-    """The settings to try, log-uniform on their ranges, three digits each."""
+def draws(plan: ComparisonPlan, method: str) -> list[dict[str, float]]:
+    """The settings to try, drawn log-uniformly from their ranges and rounded to three digits."""
     rng = np.random.default_rng([plan.search_seed, zlib.crc32(method.encode())])
     ranges = plan.ranges(plan.entrants[method])
-    draw = lambda low, high: float(f"{np.exp(rng.uniform(np.log(low), np.log(high))):.3g}")  # noqa: E731
+
+    def draw(low: float, high: float) -> float:
+        return float(f"{np.exp(rng.uniform(np.log(low), np.log(high))):.3g}")
+
     return [{name: draw(*ends) for name, ends in ranges.items()} for _ in range(plan.trials)]
 
 
-def search(plan: Plan, method: str, observers: Sequence[Observer]) -> list[Trial]:
-    """Try every setting on the tuning fleet, all side by side."""
+def search(plan: ComparisonPlan, method: str, observers: Sequence[Observer]) -> list[Trial]:
+    """Score all settings on the tuning fleet, trained together where possible."""
     tried = draws(plan, method)
     configs = [plan.config(method, settings, tuning=True) for settings in tried]
     groups: dict[str, list[int]] = {}
     for i, config in enumerate(configs):
-        with suppress(UserError):  # settings that do not go together score as those that diverge
+        with suppress(UserError):  # incompatible settings score as diverged ones
             groups.setdefault(config.trains_with, []).append(i)
     scores = np.full(len(tried), -np.inf)
     for group in groups.values():
@@ -47,7 +50,7 @@ def search(plan: Plan, method: str, observers: Sequence[Observer]) -> list[Trial
 
 
 def finals(configs: Sequence[Config], label: str, observers: Sequence[Observer]) -> Float[np.ndarray, " config"]:
-    """The score of each config at the end, mean over seeds: that of `score`."""
+    """The `score` of each config at the end of training, mean over seeds."""
     simulation, rounds = side_by_side(configs), configs[0].rounds
     state, done = simulation.start(), 0
     for observer in observers:
@@ -59,9 +62,9 @@ def finals(configs: Sequence[Config], label: str, observers: Sequence[Observer])
 
 
 def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.ndarray, " replica"]:
-    """Half what training agents get after personalization, half what unseen ones do, mean over budgets.
+    """The mean of the training agents' return after personalization and the unseen agents' return over budgets.
 
-    Where a method serves no unseen agents it is the former alone; -inf where it is no number.
+    Without unseen agents it is the former alone; -inf where it is not finite.
     """
     training = simulation.measure(state, rounds).after[:, -1].mean(axis=-1)
     deployment = None if simulation.fleet.held_out is None else simulation.deploy(state, rounds)
@@ -71,5 +74,5 @@ def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.nd
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The trial of the highest score, the first of equal ones."""
+    """The trial with the highest score, the first of equal ones."""
     return max(trials, key=lambda trial: trial.score)

@@ -1,8 +1,15 @@
-"""Which estimator to use: bias, variance and cost of every form on a config's own fleet, along its own training."""
+"""Bias, variance and cost of every estimator on a config's fleet, along its training."""
 
 from perfedrl.studies.estimators.candidates import CURVATURE, GRADIENT, Estimator
-from perfedrl.studies.estimators.comparison import AGENTS, REPLICATES, Row, Study, Verdict, measure
-from perfedrl.studies.estimators.moments import Error, Measured
+from perfedrl.studies.estimators.comparison import (
+    AGENTS,
+    REPLICATES,
+    EstimatorComparison,
+    EstimatorRow,
+    Recommendation,
+    compare_estimators,
+)
+from perfedrl.studies.estimators.moments import EstimateError, ValueWithError
 from perfedrl.studies.estimators.points import REFERENCE, STAGES
 
 __all__ = [
@@ -12,11 +19,11 @@ __all__ = [
     "REFERENCE",
     "REPLICATES",
     "STAGES",
-    "Error",
+    "EstimateError",
     "Estimator",
-    "Measured",
-    "Row",
-    "Study",
-    "Verdict",
-    "measure",
+    "EstimatorComparison",
+    "EstimatorRow",
+    "Recommendation",
+    "ValueWithError",
+    "compare_estimators",
 ]

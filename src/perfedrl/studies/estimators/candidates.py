@@ -1,4 +1,4 @@
-"""The estimators there are to choose from: every curvature form with every baseline, and policy gradients."""
+"""The estimators to compare: each curvature form with each baseline, and policy gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ POLICY_GRADIENT, OWN_BASELINE = "policy gradient", "its own"
 
 
 class Estimator(NamedTuple):
-    """A way to estimate a product with the Hessian of J, or the gradient of J, from so many trajectories.
+    """An estimator of a product with the Hessian of J, or of the gradient of J, from some trajectories.
 
-    `form` and `baseline` are names; of a gradient only the baseline counts.
+    `form` and `baseline` are names; a gradient depends on the baseline only.
     """
 
     quantity: str
     form: str
     baseline: str
     order: str
-    """Of what order its bias is, as the form says; "none" for none."""
+    """The order of the bias as declared by the form; "none" where unbiased."""
     trajectories: int
     curvature: Curvature
     subtracted: Baseline
@@ -43,12 +43,12 @@ class Estimator(NamedTuple):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the form says so."""
+        """Whether the form is declared unbiased."""
         return self.order == UNBIASED
 
 
 def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Sequence[str] = ()) -> list[Estimator]:
-    """The estimators to measure; of what is not named all there is. The paper's are always among them."""
+    """The estimators with the named forms and baselines, by default all; the paper's are always included."""
     policy, task, own = config.experiment.policy, config.experiment.fleet.task(0), config.experiment.agent.forms
     key, theta = jax.random.key(0), jax.eval_shape(policy.init, jax.random.key(0))
 
@@ -65,7 +65,7 @@ def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Seq
     products = {}
     for form, name in pairs:
         curvature, baseline = curvatures[form], taken[name]
-        # It subtracts a fit of its own, whatever the baseline.
+        # The marginalized form subtracts its own fit and ignores the baseline.
         if isinstance(curvature, FromBatch) and curvature.form is marginalized:
             name, baseline = OWN_BASELINE, taken[NOTHING]
         spent = m // 2 * 2 if isinstance(curvature, CentralDifferences) else m
@@ -80,9 +80,9 @@ def candidates(config: Config, m: int, forms: Sequence[str] = (), baselines: Seq
 def fitting(
     known: Registry, names: Sequence[str], own: tuple[str, Any], attempt: Callable[[Any], None]
 ) -> dict[str, Any]:
-    """Parts by name; when none are named all that can work here, and the config's own where its settings differ.
+    """The named parts; without names all that work here, and the config's own where its settings differ.
 
-    `attempt` is called with a part, and raises a `UserError` where it cannot work with the policy or the batch.
+    `attempt` is called with a part and raises a `UserError` where it does not work with the policy or the batch.
     """
     if names:
         made = {name: own[1] if name == own[0] else known[name]() for name in dict.fromkeys(names)}
@@ -96,6 +96,7 @@ def fitting(
 
 
 def works(attempt: Callable[[Any], None], part: Any) -> bool:
+    """Whether an attempt with a part raises no `UserError`."""
     try:
         attempt(part)
     except UserError:

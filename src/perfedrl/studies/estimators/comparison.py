@@ -1,4 +1,4 @@
-"""The comparison: estimate many times, hold it against the truth and against the clock."""
+"""Compare estimators: repeat each estimate many times, compare it with the truth, and time it."""
 
 import time
 from collections.abc import Sequence
@@ -18,52 +18,54 @@ from perfedrl.estimators import Baseline, Curvature, Sampled
 from perfedrl.experiments.config import Config, whole
 from perfedrl.rollout import check_episodes
 from perfedrl.studies.estimators.candidates import CURVATURE, Estimator, candidates
-from perfedrl.studies.estimators.moments import Error, Measured, Moments, error, moments, ratio
-from perfedrl.studies.estimators.points import CHUNK, REFERENCE, STAGES, Point, Where, flat, visit
+from perfedrl.studies.estimators.moments import ErrorMoments, EstimateError, ValueWithError, error, moments, ratio
+from perfedrl.studies.estimators.points import CHUNK, REFERENCE, STAGES, EstimateInputs, Point, flat, visit
 from perfedrl.theory.fleet_problem import is_tabular
 from perfedrl.types import Array, Params, Progress, Trajectory, Whole
 
 REPLICATES, AGENTS, TRAJECTORIES = 300, 2, 10
 MOST_REPLICATES, LEAST_REFERENCE, MOST_REFERENCE = 100_000, 10 * CHUNK, 1_000_000_000
 CALLS = 4
-"""The least number of calls that are timed, less the first."""
+"""The smallest number of timed calls, of which the first does not count."""
 
 SAME = 1e-4
-"""Variances from the same draws that differ by less than this share are those of one estimate, but for rounding."""
+"""Relative difference below which variances from the same draws belong to equal estimates, up to rounding."""
 
 
-class Row(NamedTuple):
-    """What was measured of an estimator at one stage of training, mean over agents."""
+class EstimatorRow(NamedTuple):
+    """The measurements of an estimator at one stage of training, means over agents."""
 
     stage: str
     round: int
     estimator: Estimator
-    error: Error
-    ratio: Measured
-    """Its variance over that of the paper's estimator of the same quantity from as many trajectories."""
+    error: EstimateError
+    ratio: ValueWithError
+    """The variance divided by that of the paper's estimator of the same quantity from as many trajectories."""
     microseconds: float
-    """Of one estimate inside a compiled loop on this machine, trajectories included."""
+    """Time per estimate in a compiled loop on this machine, including the sampling of trajectories."""
 
-    def same(self, other: "Row") -> bool:
-        """Whether two forms with the same baseline are one estimate, as several published ones are."""
+    def same(self, other: "EstimatorRow") -> bool:
+        """Whether two forms with the same baseline are equal estimates, as several published ones are."""
         alike = self.estimator.baseline == other.estimator.baseline
         return alike and bool(np.isclose(self.error.variance.value, other.error.variance.value, rtol=SAME, atol=0))
 
 
-class Verdict(NamedTuple):
-    """Curvature forms at one stage: the least variance without bias, and what is the same estimate by another name;
-    the paper's; and the least squared error, bias or not.
+class Recommendation(NamedTuple):
+    """Curvature forms to choose at one stage.
+
+    `best` has the least variance among unbiased forms, `equal` are the same estimate by other names, `paper` is the
+    paper's form, and `closest` has the least mean squared error among all forms.
     """
 
-    best: Row
-    equal: tuple[Row, ...]
-    paper: Row
-    closest: Row
+    best: EstimatorRow
+    equal: tuple[EstimatorRow, ...]
+    paper: EstimatorRow
+    closest: EstimatorRow
 
 
 @dataclass(frozen=True)
-class Study:
-    """All rows, and what they were measured on."""
+class EstimatorComparison:
+    """All rows, with the config and the sizes that they were measured with."""
 
     config: Config
     seed: int
@@ -71,28 +73,28 @@ class Study:
     replicates: int
     agents: int
     reference: int | None
-    """Trajectories per agent and stage that stand for the truth; None where it is exact."""
-    rows: tuple[Row, ...]
+    """Trajectories per agent and stage from which the truth is estimated; None where it is exact."""
+    rows: tuple[EstimatorRow, ...]
 
     @property
     def stages(self) -> list[str]:
         return list(dict.fromkeys(row.stage for row in self.rows))
 
-    def at(self, stage: str, quantity: str) -> list[Row]:
-        """The estimators of a quantity at a stage, in the order in which they were measured."""
+    def at(self, stage: str, quantity: str) -> list[EstimatorRow]:
+        """The estimators of a quantity at a stage, in the order of measurement."""
         return [row for row in self.rows if (row.stage, row.estimator.quantity) == (stage, quantity)]
 
-    def verdict(self, stage: str) -> Verdict:
-        """Which form to take."""
+    def recommendation(self, stage: str) -> Recommendation:
+        """The curvature forms to choose at a stage."""
         rows = self.at(stage, CURVATURE)
         unbiased = [row for row in rows if row.estimator.unbiased]
         least = min(unbiased, key=lambda row: row.error.variance.value)
         best, *equal = (row for row in unbiased if row.same(least))
         (paper,) = (row for row in rows if row.estimator.is_paper)
-        return Verdict(best, tuple(equal), paper, min(rows, key=lambda row: row.error.square))
+        return Recommendation(best, tuple(equal), paper, min(rows, key=lambda row: row.error.square))
 
 
-def measure(
+def compare_estimators(
     config: Config,
     stages: Sequence[str] = STAGES,
     *,
@@ -104,13 +106,13 @@ def measure(
     baselines: Sequence[str] = (),
     reference: int = REFERENCE,
     progress: Progress = lambda _: None,
-) -> Study:
-    """Measure estimators of grad^2 J_i(theta) v and of grad J_i(theta) from m trajectories, `replicates` times each.
+) -> EstimatorComparison:
+    """Compare estimators of grad^2 J_i(theta) v and of grad J_i(theta) from m trajectories, `replicates` times each.
 
-    Theta is the shared initialization of one seed (the config's first) at some stages of its training, v the unit
-    direction of the outer gradient there, and agents are the first few of the fleet. Forms and baselines are all that
-    fit the policy unless some are named; the paper's estimator is always among them. The truth is exact where states
-    are finitely many, elsewhere it is estimated without bias from `reference` trajectories, whose noise is allowed for.
+    Theta is the shared initialization of one seed (by default the config's first) at some stages of its training, v the
+    unit direction of the outer gradient there, and agents are the first `agents` of the fleet. By default all forms and
+    baselines that work with the policy are compared; the paper's estimator is always included. The truth is exact for
+    tabular fleets; otherwise it is an unbiased estimate from `reference` trajectories, whose noise is accounted for.
     """
     parts = config.experiment
     m = (parts.algorithm.curvature_trajectories or TRAJECTORIES) if m is None else m
@@ -126,13 +128,13 @@ def measure(
         found.append((estimator, *replicate(estimator, baselines_used, parts.policy, points, m)))
     exact = is_tabular(parts.fleet, parts.policy)
     reference_used = None if exact else reference // CHUNK * CHUNK
-    return Study(config, seed, m, replicates, agents, reference_used, rows(points, found))
+    return EstimatorComparison(config, seed, m, replicates, agents, reference_used, rows(points, found))
 
 
 def check(
     config: Config, stages: Sequence[str], m: int, replicates: int, agents: int, seed: int, reference: int
 ) -> None:
-    """Refuse what cannot be measured, before anything compiles."""
+    """Check the arguments of `compare_estimators` before anything compiles."""
     if not config.experiment.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
     check_episodes(config.experiment.fleet.train)
@@ -154,11 +156,11 @@ def check(
 
 def replicate(
     estimator: Estimator, baselines: tuple[Baseline, ...], policy: Any, points: Sequence[Point], m: int
-) -> tuple[list[Moments], float]:
-    """The moments of an estimator at each point, and the microseconds that one estimate takes."""
+) -> tuple[list[ErrorMoments], float]:
+    """The moments of an estimator at each point, and the microseconds per estimate."""
     found, seconds = [], []
     number = baselines.index(estimator.subtracted)
-    # The first call may compile, so its time does not count.
+    # The first call may compile, so it is not timed.
     for point in (CALLS * list(points))[: max(len(points), CALLS)]:
         began = time.perf_counter()
         estimates = _estimates(policy, point.at, number, estimator.curvature, baselines, m, estimator.quantity)
@@ -168,8 +170,10 @@ def replicate(
     return found[: len(points)], 1e6 * float(np.median(seconds[1:]))
 
 
-def rows(points: Sequence[Point], found: Sequence[tuple[Estimator, list[Moments], float]]) -> tuple[Row, ...]:
-    """All rows, stage by stage."""
+def rows(
+    points: Sequence[Point], found: Sequence[tuple[Estimator, list[ErrorMoments], float]]
+) -> tuple[EstimatorRow, ...]:
+    """The rows of all estimators, stage by stage."""
     made = []
     for stage, round_ in dict.fromkeys((point.stage, point.round) for point in points):
         here = [i for i, point in enumerate(points) if point.stage == stage]
@@ -177,13 +181,13 @@ def rows(points: Sequence[Point], found: Sequence[tuple[Estimator, list[Moments]
         for estimator, of, microseconds in found:
             own = [of[i] for i in here]
             share = ratio(own, paper[estimator.quantity])
-            made.append(Row(stage, round_, estimator, error(own), share, microseconds))
+            made.append(EstimatorRow(stage, round_, estimator, error(own), share, microseconds))
     return tuple(made)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of several baselines, by a number that a compiled program is given: so one program serves all of them."""
+    """One of several baselines, selected by a traced number, so that one compiled program serves all of them."""
 
     baselines: tuple[Baseline, ...]
     number: Any
@@ -200,14 +204,14 @@ class OneOf:
 
 def estimate_many(
     policy: Any,
-    at: Where,
+    at: EstimateInputs,
     number: Whole,
     curvature: Curvature,
     baselines: tuple[Baseline, ...],
     m: int,
     quantity: str,
 ) -> Float[Array, "replicate d"]:
-    """One estimate for every key: on a CPU one after the other, as in training, elsewhere at once."""
+    """One estimate per key: sequentially on a CPU, as in training, vectorized elsewhere."""
     agent = Sampled(policy, curvature, OneOf(baselines, number))(at.task)
 
     def one(key: Any) -> Float[Array, " d"]:

@@ -1,4 +1,4 @@
-"""What independent estimates say of an estimator: its variance, and its bias apart from what noise feigns."""
+"""Variance and bias of an estimator from independent estimates, with the noise in the estimated bias removed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from jaxtyping import Float
 from scipy.special import chdtri
 
 CHANCE = 1e-3
-"""A bias counts as seen where noise alone would look as large in at most this share of cases."""
+"""A bias counts as seen where noise alone would be as large with at most this probability."""
 
 ROUNDING = 1e-8
-"""A squared bias below this share of the squared truth is that of single precision."""
+"""A squared bias below this share of the squared truth is due to single precision."""
 
 
-class Moments(NamedTuple):
-    """Of one estimator at one point, with D = mean - truth and S the covariance of the noise in D.
+class ErrorMoments(NamedTuple):
+    """Moments of one estimator at one point, with D = mean - truth and S the covariance of the noise in D.
 
     `gap` is |D|^2, `noise` tr S, `noise_squared` tr S^2, `along` D'S D, `length` |truth|^2. The mean of `squares` is
     the variance, summed over coordinates.
@@ -29,8 +29,8 @@ class Moments(NamedTuple):
     length: float
 
 
-def moments(estimates: Float[np.ndarray, "replicate d"], truth: Float[np.ndarray, "part d"]) -> Moments:
-    """The moments of independent estimates. The truth is one exact row, or independent estimates of it as rows."""
+def moments(estimates: Float[np.ndarray, "replicate d"], truth: Float[np.ndarray, "part d"]) -> ErrorMoments:
+    """The moments of independent estimates. The truth has one exact row, or independent estimates of it as rows."""
     x, y = np.asarray(estimates, np.float64), np.asarray(truth, np.float64)
     spread, doubt = x - x.mean(axis=0), y - y.mean(axis=0)
     D = x.mean(axis=0) - y.mean(axis=0)
@@ -39,29 +39,29 @@ def moments(estimates: Float[np.ndarray, "replicate d"], truth: Float[np.ndarray
     Y = np.concatenate(of_mean)
     gram = Y @ Y.T if len(Y) < Y.shape[1] else Y.T @ Y
     length = float(np.sum(y.mean(axis=0) ** 2)) - (float(np.sum(of_mean[1] ** 2)) if len(y) > 1 else 0.0)
-    return Moments(
+    return ErrorMoments(
         squares, float(D @ D), float(np.sum(Y**2)), float(np.sum(gram**2)), float(np.sum((Y @ D) ** 2)), length
     )
 
 
-class Measured(NamedTuple):
+class ValueWithError(NamedTuple):
     """A number and its standard error."""
 
     value: float
     error: float
 
 
-class Error(NamedTuple):
-    """How far estimates are from the truth, as means over agents: variance plus squared bias.
+class EstimateError(NamedTuple):
+    """Variance and squared bias of estimates, means over agents.
 
-    The squared bias is itself estimated without bias, so it may be negative; `seen` says whether it is more than noise.
+    The squared bias is estimated without bias, so it may be negative; `seen` says whether it exceeds noise.
     """
 
-    variance: Measured
-    bias_squared: Measured
+    variance: ValueWithError
+    bias_squared: ValueWithError
     seen: bool
     length: float
-    """The truth's, root mean square over agents; nan where it cannot be told from 0."""
+    """The length of the truth, root mean square over agents; nan where it is not distinguishable from 0."""
 
     @property
     def square(self) -> float:
@@ -70,7 +70,7 @@ class Error(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """Root mean squared error as a share of the truth's length."""
+        """Root mean squared error divided by the length of the truth."""
         return float(np.sqrt(self.square)) / self.length
 
     @property
@@ -79,7 +79,7 @@ class Error(NamedTuple):
         return max(self.bias_squared.value, 0.0) + 2 * self.bias_squared.error
 
 
-def error(agents: Sequence[Moments]) -> Error:
+def error(agents: Sequence[ErrorMoments]) -> EstimateError:
     """The error of one estimator, mean over agents."""
     n = len(agents)
     total = lambda name: sum(getattr(agent, name) for agent in agents)  # noqa: E731
@@ -88,33 +88,33 @@ def error(agents: Sequence[Moments]) -> Error:
     spread = max(4 * total("along") - 2 * noise_squared, 2 * noise_squared)
     variance = mean([agent.squares for agent in agents])
     seen = gap - noise > max(reach(noise, noise_squared) - noise, ROUNDING * length)
-    return Error(
+    return EstimateError(
         variance,
-        Measured((gap - noise) / n, float(np.sqrt(spread)) / n),
+        ValueWithError((gap - noise) / n, float(np.sqrt(spread)) / n),
         bool(seen),
         float(np.sqrt(length / n)) if length > 0 else float("nan"),
     )
 
 
 def reach(noise: float, noise_squared: float) -> float:
-    """How large |D|^2 gets by noise alone but for one case in 1 / CHANCE: a scaled chi-square with the same moments."""
+    """The value that |D|^2 exceeds by noise alone with probability CHANCE: a scaled chi-square with equal moments."""
     if noise_squared == 0:
         return 0.0
     freedom = noise**2 / noise_squared
     return noise / freedom * float(chdtri(freedom, CHANCE))
 
 
-def ratio(these: Sequence[Moments], those: Sequence[Moments]) -> Measured:
-    """One estimator's variance over another's, from the same replicates: what both share cancels in its error."""
+def ratio(these: Sequence[ErrorMoments], those: Sequence[ErrorMoments]) -> ValueWithError:
+    """The ratio of two estimators' variances from the same replicates, so that shared noise cancels in its error."""
     one, two = (mean([agent.squares for agent in agents]).value for agents in (these, those))
     if two == 0:
-        return Measured(float("nan"), float("nan"))
+        return ValueWithError(float("nan"), float("nan"))
     share = one / two
     apart = mean([a.squares - share * b.squares for a, b in zip(these, those, strict=True)])
-    return Measured(share, apart.error / two)
+    return ValueWithError(share, apart.error / two)
 
 
-def mean(agents: Sequence[np.ndarray]) -> Measured:
-    """The mean over agents of their replicates' means."""
+def mean(agents: Sequence[np.ndarray]) -> ValueWithError:
+    """The mean over agents of the means over replicates, with its standard error."""
     errors = [x.var(ddof=1) / len(x) for x in agents]
-    return Measured(float(np.mean([x.mean() for x in agents])), float(np.sqrt(sum(errors)) / len(agents)))
+    return ValueWithError(float(np.mean([x.mean() for x in agents])), float(np.sqrt(sum(errors)) / len(agents)))

@@ -1,4 +1,4 @@
-"""Where estimators are compared: agents at stages of training, a direction there, and the truth."""
+"""The points at which estimators are compared: agents at stages of training, a direction, and the truth."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,14 +26,13 @@ from perfedrl.types import Array, Params, Progress, Trajectory
 
 STAGES = ("start", "middle", "end")
 REFERENCE, CHUNK, DIRECTION_CHUNKS = 50_000, 500, 20
-"""Trajectories that stand for the truth where it is not known; how many are worked on at a time; and how many times so
-many give the direction."""
+"""Trajectories from which an unknown truth is estimated, trajectories per chunk, and chunks for the direction."""
 
 
-class Where(NamedTuple):
-    """What an estimate is made of: an agent, parameters, a direction, and a key each.
+class EstimateInputs(NamedTuple):
+    """The inputs of estimates: an agent, parameters, a direction, and a key per replicate.
 
-    `counted` is 1 for parameters that the policy plays by, and 0 for others, such as a value network's.
+    `counted` is 1 for parameters that actions depend on, and 0 for others, such as those of a value network.
     """
 
     task: Any
@@ -44,18 +43,18 @@ class Where(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One agent at one stage, and the truth of each quantity: one exact row, or independent estimates of it as rows."""
+    """One agent at one stage, with the truth of each quantity as one exact row or as rows of independent estimates."""
 
     stage: str
     round: int
-    at: Where
+    at: EstimateInputs
     truth: Mapping[str, Float[Array, "part d"]]
 
 
 def visit(
     config: Config, stages: Sequence[str], replicates: int, agents: int, seed: int, reference: int, progress: Progress
 ) -> Iterator[Point]:
-    """Train one seed of a config and stop at each stage: the first few agents there."""
+    """Train one seed of a config and yield the points of the first `agents` agents at each stage."""
     parts = config.experiment
     rounds = {"start": 0, "middle": config.rounds // 2, "end": config.rounds}
     for stage, message in train(config, {stage: rounds[stage] for stage in STAGES if stage in stages}, seed, progress):
@@ -71,12 +70,12 @@ def visit(
                 v, truth = _referred(parts.policy, task, theta, alpha, other, reference // CHUNK)
             counted = _plays_by(parts.policy, task, theta, other)
             keys = jax.random.split(estimates, replicates)
-            at = Where(task, theta, single(v), counted, keys)
+            at = EstimateInputs(task, theta, single(v), counted, keys)
             yield Point(stage, rounds[stage], at, jax.tree.map(np.asarray, truth))
 
 
 def train(config: Config, rounds: Mapping[str, int], seed: int, progress: Progress) -> Iterator[tuple[str, PyTree]]:
-    """The message that the server would broadcast at each stage of one seed's training."""
+    """Train one seed and yield the message that the server would broadcast at each stage."""
     simulation = Simulation(config.experiment, [seed])
     state, at = simulation.start(), 0
     for stage, round_ in rounds.items():
@@ -95,22 +94,23 @@ def step_size(algorithm: Algorithm, message: PyTree) -> Any:
 
 
 def single(tree: Params) -> Params:
-    """In the precision that estimators work in."""
+    """A tree in single precision, the precision of the estimators."""
     return jax.tree.map(lambda x: np.asarray(x, np.float32), tree)
 
 
 def unit(tree: Params) -> Params:
-    """A tree at length 1; one of length 0 as it is."""
+    """A tree scaled to length 1; unchanged where its length is 0."""
     length = optax.tree.norm(tree)
     return optax.tree.scale(1 / jnp.where(length > 0, length, 1), tree)
 
 
 def flat(tree: Params) -> Float[Array, " d"]:
+    """A tree as one vector."""
     return ravel_pytree(tree)[0]
 
 
 def exactly(policy: Any, task: Any, theta: Params, alpha: Any) -> tuple[Params, dict[str, Array]]:
-    """The direction of the outer gradient, and the truth, by dynamic programming."""
+    """The direction of the outer gradient and the exact truth, by dynamic programming."""
     agent = ExactObjective(task, policy)
     g = agent.gradient(theta)
     v = unit(agent.gradient(optax.tree.add(theta, scale_by(alpha, g))))
@@ -120,7 +120,7 @@ def exactly(policy: Any, task: Any, theta: Params, alpha: Any) -> tuple[Params, 
 def from_many(
     policy: Any, task: Any, theta: Params, alpha: Any, key: PRNGKeyArray, chunks: int
 ) -> tuple[Params, dict[str, Array]]:
-    """The same from many trajectories by estimates without bias and with little variance, chunk by chunk."""
+    """The direction and the truth from unbiased low-variance estimates of many trajectories, chunk by chunk."""
     agent = Sampled(policy, "causal", "ridge")(task)
     inner, outer, reference = jax.random.split(key, 3)
     g = mean_gradient(agent, theta, jax.random.split(inner, DIRECTION_CHUNKS))
@@ -136,18 +136,21 @@ def from_many(
 
 def mean_gradient(agent: PolicyObjective, theta: Params, keys: Key[Array, " chunk"]) -> Params:
     """The policy gradient from many trajectories."""
-    one = lambda key: return_gradient(agent, theta, agent.sampler.sample(theta, key, CHUNK))  # noqa: E731
+
+    def one(key: PRNGKeyArray) -> Params:
+        return return_gradient(agent, theta, agent.sampler.sample(theta, key, CHUNK))
+
     return jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.lax.map(one, keys))
 
 
 def return_gradient(agent: PolicyObjective, theta: Params, batch: Trajectory) -> Params:
-    """The gradient of the return alone, without what a policy maximizes along with it."""
+    """The gradient of the return alone, without a policy's further objectives such as an entropy bonus."""
     credited = credit(agent.policy, BASELINES["ridge"](), agent.discount, theta, batch)
     return policy_gradient(agent.policy.log_prob, theta, batch, credited.advantage)
 
 
 def plays_by(policy: Any, task: Any, theta: Params, key: PRNGKeyArray) -> Params:
-    """1 where actions depend on a leaf of the parameters, 0 elsewhere: seen at parameters where nothing cancels."""
+    """1 for leaves of the parameters that actions depend on, 0 elsewhere; tested at perturbed parameters."""
     other = jax.tree.map(lambda x: x + jax.random.normal(key, x.shape, x.dtype), theta)
     batch = Sampled(policy)(task).sampler.sample(other, key, 8)
     score = jax.grad(lambda t: jnp.sum(log_probs(policy.log_prob, t, batch)))(other)

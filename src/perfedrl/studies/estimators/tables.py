@@ -1,34 +1,34 @@
-"""Estimators side by side, as tables for the terminal and as JSON."""
+"""Tables of an estimator comparison for the terminal, and their content for JSON."""
 
 import math
 from typing import Any
 
 from rich.table import Column, Table
 
-from perfedrl.studies.estimators import CURVATURE, GRADIENT, Measured, Row, Study
+from perfedrl.studies.estimators import CURVATURE, GRADIENT, EstimatorComparison, EstimatorRow, ValueWithError
 from perfedrl.studies.theory.tables import right
 
 TRUTH = {CURVATURE: "|grad^2 J v|", GRADIENT: "|grad J|"}
 
 
-def stage(study: Study, stage: str) -> Table:
-    """Every estimator at one stage, the least variance first: curvature forms, then policy gradients."""
-    shown = {quantity: study.at(stage, quantity) for quantity in (CURVATURE, GRADIENT)}
+def stage(found: EstimatorComparison, stage: str) -> Table:
+    """The estimators at one stage by increasing variance: curvature forms, then policy gradients."""
+    shown = {quantity: found.at(stage, quantity) for quantity in (CURVATURE, GRADIENT)}
     lengths = ", ".join(f"{TRUTH[quantity]} = {short(rows[0].error.length)}" for quantity, rows in shown.items())
     title = f"{stage} of training (round {shown[CURVATURE][0].round}): {lengths}"
     names = (Column(name, no_wrap=True) for name in ("form", "baseline"))
     numbers = (right(x) for x in ("variance", "of paper's", "bias^2", "order", "error", "m", "us"))
     table = Table(*names, *numbers, title=title)
     for rows in shown.values():
-        # Forms that are one estimate keep the registry's order.
+        # Rounding keeps equal estimates in the order of the registry.
         for row in sorted(rows, key=lambda row: float(f"{row.error.variance.value:.3e}")):
             table.add_row(*cells(row))
         table.add_section()
     return table
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """A row as text; a bias that the form denies is red."""
+def cells(row: EstimatorRow) -> tuple[str, ...]:
+    """A row as text; the bias of a form that should be unbiased is red."""
     e, found = row.estimator, row.error
     bias = f"{found.bias_squared.value:.2g}" if found.seen else f"< {found.bias_at_most:.2g}"
     if found.seen and e.unbiased:
@@ -39,8 +39,8 @@ def cells(row: Row) -> tuple[str, ...]:
     return e.form, e.baseline, short(found.variance.value), share, bias, order, short(found.relative), *cost
 
 
-def with_error(x: Measured) -> str:
-    """A number to the digits that its standard error leaves, and the error."""
+def with_error(x: ValueWithError) -> str:
+    """A number and its standard error, to the digits that the error allows."""
     if not x.error > 0:
         return short(x.value)
     digits = max(0, -math.floor(math.log10(x.error)))
@@ -48,17 +48,17 @@ def with_error(x: Measured) -> str:
 
 
 def short(value: float) -> str:
-    """Three digits; nothing where there is no value."""
+    """A number to three digits, "–" for nan."""
     return "–" if math.isnan(value) else f"{value:.3g}"
 
 
-def notes(study: Study) -> list[str]:
-    """What the columns mean."""
-    truth = "exact" if study.reference is None else f"from {study.reference:,} trajectories, their noise allowed for"
-    agents = f"{study.agents} agent{'s' if study.agents > 1 else ''}"
-    orders = dict.fromkeys(row.estimator.order for row in study.rows if not row.estimator.unbiased)
+def notes(found: EstimatorComparison) -> list[str]:
+    """Explanations of the columns."""
+    truth = "exact" if found.reference is None else f"from {found.reference:,} trajectories, their noise allowed for"
+    agents = f"{found.agents} agent{'s' if found.agents > 1 else ''}"
+    orders = dict.fromkeys(row.estimator.order for row in found.rows if not row.estimator.unbiased)
     return [
-        f"{study.replicates} estimates each for {agents} of seed {study.seed}; the truth is {truth}",
+        f"{found.replicates} estimates each for {agents} of seed {found.seed}; the truth is {truth}",
         "of paper's: variance over that of the paper's estimator, ± standard error; bias^2: < where within noise",
         "error: root mean squared error over the truth's length; above 1, leaving it out would be nearer to the truth",
         "m: trajectories of an estimate; us: its microseconds on this machine, simulating them included",
@@ -66,9 +66,9 @@ def notes(study: Study) -> list[str]:
     ]
 
 
-def verdict(study: Study, stage: str) -> str:
-    """Which form to take, in words."""
-    best, equal, paper, closest = study.verdict(stage)
+def recommendation(found: EstimatorComparison, stage: str) -> str:
+    """The recommended form at a stage, in words."""
+    best, equal, paper, closest = found.recommendation(stage)
     also = f" (the same estimate: {', '.join(row.estimator.form for row in equal)})" if equal else ""
     share = "the paper's own" if best is paper else f"{with_error(best.ratio)} of the paper's"
     text = f"{stage}: without bias {name(best)} varies least{also}, {share}"
@@ -81,39 +81,40 @@ def verdict(study: Study, stage: str) -> str:
     return text
 
 
-def enough(row: Row) -> int:
-    """How many trajectories bring an unbiased estimate's error to 1, its variance falling with their number."""
+def enough(row: EstimatorRow) -> int:
+    """The number of trajectories at which an unbiased estimate has a relative error of 1."""
     return math.ceil(row.estimator.trajectories * row.error.relative**2)
 
 
-def name(row: Row) -> str:
-    """A form and its baseline, as a config names them."""
+def name(row: EstimatorRow) -> str:
+    """The form and baseline of a row, as named in a config."""
     return f"'{row.estimator.form}' ({row.estimator.baseline})"
 
 
-def as_content(study: Study) -> dict[str, Any]:
-    """All of it as plain values."""
+def as_content(found: EstimatorComparison) -> dict[str, Any]:
+    """The comparison as plain values."""
     return {
-        "config": study.config.name,
-        "seed": study.seed,
-        "m": study.m,
-        "replicates": study.replicates,
-        "agents": study.agents,
-        "reference_trajectories": study.reference,
-        "rows": [row_content(row) for row in study.rows],
+        "config": found.config.name,
+        "seed": found.seed,
+        "m": found.m,
+        "replicates": found.replicates,
+        "agents": found.agents,
+        "reference_trajectories": found.reference,
+        "rows": [row_content(row) for row in found.rows],
         "verdicts": {
             stage: {
-                "least_variance_without_bias": name_content(found.best),
-                "the_same": [name_content(row) for row in found.equal],
-                "ratio_to_paper": found.best.ratio._asdict(),
-                "least_error": name_content(found.closest),
+                "least_variance_without_bias": name_content(chosen.best),
+                "the_same": [name_content(row) for row in chosen.equal],
+                "ratio_to_paper": chosen.best.ratio._asdict(),
+                "least_error": name_content(chosen.closest),
             }
-            for stage, found in ((stage, study.verdict(stage)) for stage in study.stages)
+            for stage, chosen in ((stage, found.recommendation(stage)) for stage in found.stages)
         },
     }
 
 
-def row_content(row: Row) -> dict[str, Any]:
+def row_content(row: EstimatorRow) -> dict[str, Any]:
+    """A row as plain values."""
     e, found = row.estimator, row.error
     return {
         "stage": row.stage,
@@ -131,5 +132,6 @@ def row_content(row: Row) -> dict[str, Any]:
     }
 
 
-def name_content(row: Row) -> dict[str, str]:
+def name_content(row: EstimatorRow) -> dict[str, str]:
+    """The form and baseline of a row as plain values."""
     return {"form": row.estimator.form, "baseline": row.estimator.baseline}

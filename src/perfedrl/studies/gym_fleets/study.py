@@ -1,13 +1,12 @@
-"""Fleets of Gymnasium environments: unseen cart-poles and pendulums before and after one step, and from scratch.
+"""Configs and claims: unseen Gymnasium cart-poles and pendulums before and after one step, and from scratch.
 
-Every setting was chosen on the equal JAX fleets `cart-pole` and `pendulum`, with other agents and other seeds than
-here; those of training from scratch too, as the best of four step sizes or more, for one step and for several. Those
-of the pendulums are a fourth attempt (docs/gym_fleets.md).
+All settings were chosen on the equivalent JAX fleets `cart-pole` and `pendulum`, with other agents and seeds than
+here. Step sizes of training from scratch are the best of at least four, for one step and for several. The settings of
+the pendulums are a fourth attempt (docs/gym_fleets.md).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from jaxtyping import Float
 from perfedrl.envs.variation import vary_agents
 from perfedrl.experiments.config import Config, make_config
 from perfedrl.experiments.stats import mean_interval
-from perfedrl.studies.base import Claim, Experiment, Runs
+from perfedrl.studies.base import Runs
+from perfedrl.studies.claims import Claim
 
 META, FEDAVG, ONCE, SPLIT = "per-fedavg-pg", "fedavg-pg", "from scratch, one step", "from scratch, split"
 SCORE = "score"
@@ -24,10 +24,11 @@ AGENTS, UNSEEN, FLEET_SEED = 8, 3, 0
 
 
 @dataclass(frozen=True)
-class Study:
-    """One fleet: what varies, how both methods train under one budget, and how an agent learns from scratch.
+class GymFleetSetup:
+    """One fleet: the parameter that varies, the settings of both methods, and those of training from scratch.
 
-    `budget` is what an unseen agent personalizes with, and what it has from scratch: in one step, or in `pieces`.
+    `budget` is the number of trajectories of an unseen agent, for personalization and for training from scratch, there
+    in one step or in `pieces` steps.
     """
 
     name: str
@@ -42,22 +43,25 @@ class Study:
     budget: int
     pieces: int
     once: float
-    """The step size of a single step from scratch, and that of several."""
+    """The step size of training from scratch in one step."""
     split: float
+    """The step size of training from scratch in several steps."""
     seeds: int
     episodes: int = 50
     quick: Mapping[str, Any] = field(default_factory=lambda: {"local_steps": 1})
 
     def fleet_table(self, quick: bool, **more: Any) -> dict[str, Any]:
+        """The config's table of the fleet."""
         how = {"agents": AGENTS, "held_out": UNSEEN, "seed": FLEET_SEED, "vary": {self.vary: list(self.low_high)}}
         return {"env": "gymnasium", **self.fleet, **how, **({"horizon": 9} if quick else {}), **more}
 
     def config(self, name: str, seeds: int, quick: bool, **settings: Any) -> Config:
+        """A config with the settings that all runs of the fleet share."""
         shared = {"seeds": seeds, "start": "per-seed", "baseline": "ridge", "policy": dict(self.policy)}
         return make_config({"name": f"{self.name}-{name}", **shared, "fleet": self.fleet_table(quick), **settings})
 
     def trained(self, name: str, algorithm: Mapping[str, Any], seeds: int, quick: bool) -> Config:
-        """Federated training, and then the unseen agents without a step and after one."""
+        """Federated training, then deployment to the unseen agents without a step and with one."""
         rounds, episodes = (1, 2) if quick else (self.rounds, self.episodes)
         budget = 4 if quick else self.budget
         evaluation = {"name": "monte-carlo", "trajectories": budget, "episodes": episodes}
@@ -66,7 +70,7 @@ class Study:
         return self.config(name, seeds, quick, algorithm={**algorithm, **(self.quick if quick else {})}, **settings)
 
     def scratch(self, name: str, beta: float, steps: int, seeds: int, quick: bool) -> Config:
-        """The unseen agents alone, each from fresh parameters, with the trajectories of one personalization."""
+        """Each unseen agent alone from fresh parameters, with as many trajectories as one personalization."""
         unseen = [x[self.vary] for x in vary_agents({self.vary: list(self.low_high)}, AGENTS, UNSEEN, FLEET_SEED)[1]]
         own = {"agents": UNSEEN, "held_out": 0, "vary": {self.vary: {"train": unseen}}}
         m = (4 if quick else self.budget) // steps
@@ -79,6 +83,7 @@ class Study:
         return self.config(name, seeds, quick, algorithm={"name": "local-pg", "beta": beta, "m": m}, **settings)
 
     def configs(self, seeds: int, quick: bool) -> dict[str, Config]:
+        """Both federated methods, and training from scratch in one step and in several."""
         return {
             META: self.trained("personalized", self.meta, seeds, quick),
             FEDAVG: self.trained("fedavg", self.fedavg, seeds, quick),
@@ -88,7 +93,7 @@ class Study:
 
 
 def scores(runs: Runs) -> dict[tuple[str, str], Float[np.ndarray, " seed"]]:
-    """The mean score of the unseen agents, by method and moment: "before" any trajectory of theirs, and "after"."""
+    """The mean score of the unseen agents by method, "before" and "after" their own trajectories."""
     found: dict[tuple[str, str], Float[np.ndarray, " seed"]] = {}
     for key in (META, FEDAVG):
         before, after = np.moveaxis(runs[key].deployed.outcomes[SCORE].mean(axis=-1), 1, 0)
@@ -99,24 +104,24 @@ def scores(runs: Runs) -> dict[tuple[str, str], Float[np.ndarray, " seed"]]:
     return found
 
 
-def claims(study: Study, runs: Runs) -> list[Claim]:
-    """One step beats no step, and as many trajectories from scratch: 95 % intervals over seeds that do not overlap."""
+def claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
+    """One step beats no step and training from scratch with as many trajectories: 95 % intervals do not overlap."""
     found = scores(runs)
     after = mean_interval(found[META, "after"])
     others = {
         "the shared initialization's": found[META, "before"],
         "that from scratch in one step": found[ONCE, "after"],
-        f"that from scratch in {study.pieces} steps": found[SPLIT, "after"],
+        f"that from scratch in {setup.pieces} steps": found[SPLIT, "after"],
     }
-    what = f"score of unseen agents after one step from {study.budget} trajectories, above the upper bound of"
+    what = f"score of unseen agents after one step from {setup.budget} trajectories, above the upper bound of"
     bounds = {whose: mean_interval(values).high for whose, values in others.items()}
     return [
-        Claim(study.name, f"{what} {whose}", bound, *after, met=bool(after.low > bound))
+        Claim(setup.name, f"{what} {whose}", bound, *after, met=bool(after.low > bound))
         for whose, bound in bounds.items()
     ]
 
 
-CART_POLES = Study(
+CART_POLES = GymFleetSetup(
     name="cart-poles",
     title="Gymnasium cart-poles of different length",
     fleet={"id": "CartPole-v1", "horizon": 199, "parallel": 20},
@@ -136,7 +141,7 @@ CART_POLES = Study(
     seeds=5,
 )
 
-PENDULUMS = Study(
+PENDULUMS = GymFleetSetup(
     name="pendulums",
     title="Gymnasium pendulums under different gravity",
     fleet={"id": "Pendulum-v1", "horizon": 99, "discount": 0.97, "parallel": 10},
@@ -156,11 +161,5 @@ PENDULUMS = Study(
     seeds=8,
 )
 
-STUDIES = {study.name: study for study in (CART_POLES, PENDULUMS)}
-
-
-def experiment(study: Study) -> Experiment:
-    return Experiment(study.name, study.title, study.configs, partial(claims, study), seeds=study.seeds)
-
-
-GYM_FLEETS = tuple(experiment(study) for study in STUDIES.values())
+SETUPS = {setup.name: setup for setup in (CART_POLES, PENDULUMS)}
+"""The fleets by the names of their studies."""

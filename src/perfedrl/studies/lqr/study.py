@@ -1,7 +1,7 @@
-"""The MAML-LQR row of the paper's Table 1: federated initializations for linear-quadratic regulators, exactly.
+"""Measurements and claims: federated initializations for linear-quadratic regulators (MAML-LQR in the paper's Table 1).
 
-Everything is computed from Lyapunov equations, nothing sampled. Step sizes, and the bounds of the claims, were chosen
-on other fleets (seeds 0 to 7 and 100 to 105) than those that are reported.
+Everything is computed from Lyapunov equations; nothing is sampled. Step sizes and the bounds of the claims were chosen
+on other fleets (seeds 0 to 7 and 100 to 105) than the reported ones.
 """
 
 from collections.abc import Mapping
@@ -14,61 +14,63 @@ from jaxtyping import Float
 from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
 from perfedrl.envs import lqr
 from perfedrl.exact import lqr as exact_lqr
-from perfedrl.experiments.stats import Interval, mean_interval
+from perfedrl.experiments.stats import mean_interval
 from perfedrl.policies import LinearGaussian
-from perfedrl.studies.base import Claim, Experiment, everywhere, single
+from perfedrl.studies.claims import Claim, everywhere, point, single
 from perfedrl.studies.lqr.training import costs, descend
 from perfedrl.types import Progress
 
 STEP: Mapping[float, float] = MappingProxyType({0.0: 0.04, 0.1: 0.04, 0.5: 0.005})
-"""The adaptation step size by heterogeneity epsilon. Longer ones make some unseen systems unstable at 0.5."""
+"""The adaptation step size by heterogeneity epsilon. At 0.5 larger ones make some unseen systems unstable."""
 BETA, LOCAL_STEPS = 2e-3, 5
 WARM, ROUNDS, FROM, EVERY = 100, 300, 40, 10
-"""Rounds of FedAvg-PG that both methods share, rounds in all, and when they are measured.
+"""Rounds of FedAvg-PG that both methods begin with, rounds in total, first measured round, and rounds between
+measurements.
 
-At the usual start the cost has curvatures of 4,000, near an optimum of 8: an adaptation step that is worth anything at
-the optimum leaves the stable gains from the start.
+At the usual start the cost has curvatures of 4,000, near an optimum 8: an adaptation step that is useful near the
+optimum would leave the stabilizing gains at the start.
 """
 FLEETS, AGENTS, UNSEEN = range(200, 205), 10, 20
-"""Seeds of the fleets; training systems and unseen ones of each."""
+"""Seeds of the fleets, and the numbers of training and of unseen systems in each."""
 GAIN = 1.62 * np.eye(3)
 METHODS = ("meta", "fedavg")
 BEFORE, AFTER = "before", "after"
 ROUNDING, DIGITS = 1e-10, 6
-"""What counts as no gap, and the digits that are kept of one: others differ between processors."""
+"""Relative gaps below ROUNDING count as zero; others are rounded to DIGITS, since more differ between processors."""
 
 
 class Outcome(NamedTuple):
-    """Costs of unseen systems above their optimum, relative to it, mean over systems; by method and moment, and of the
-    gain that is best on average.
+    """Relative costs above the optimum of unseen systems, mean over systems, by (method, before or after one step).
+
+    `average_optimal` are those of the gain with the least mean cost over training systems.
     """
 
     rounds: np.ndarray
     gaps: dict[tuple[str, str], Float[np.ndarray, "fleet x"]]
     average_optimal: dict[str, Float[np.ndarray, " fleet"]]
     trained: Float[np.ndarray, "fleet 2"]
-    """Of training systems after one step from the meta-learned gain and from the average-optimal one."""
+    """Gaps of training systems after one step from the meta-learned gain and from the average-optimal one."""
     start_radii: np.ndarray
     radii: np.ndarray
     """Spectral radii of all systems at the start, and of unseen ones after one step from the meta-learned gain."""
 
 
-Study = dict[float, Outcome]
-"""By heterogeneity."""
+Outcomes = dict[float, Outcome]
+"""Outcomes by heterogeneity."""
 
 
-def study(progress: Progress = lambda _: None) -> Study:
-    """Measure it all; some ten seconds."""
+def measure(progress: Progress = lambda _: None) -> Outcomes:
+    """Measure both methods at every heterogeneity; takes about ten seconds."""
     found = {}
     for epsilon in STEP:
         progress(f"epsilon = {epsilon:g}")
-        # Without heterogeneity all fleets are one.
+        # Without heterogeneity all fleets are the same.
         found[epsilon] = joined([one_fleet(epsilon, seed) for seed in (FLEETS if epsilon else FLEETS[:1])])
     return found
 
 
 def one_fleet(epsilon: float, seed: int) -> dict[str, Any]:
-    """Both methods on one fleet, and the gain that is best on average, measured on systems that took no part."""
+    """Both methods and the average-optimal gain on one fleet, measured on unseen systems."""
     fleet, alpha = lqr(AGENTS, UNSEEN, seed, epsilon), STEP[epsilon]
     train, unseen = exact_lqr.systems(fleet), exact_lqr.systems(fleet, held_out=True)
     plain = descend(fleet, LinearGaussian(GAIN), FedAvgPG(alpha, BETA, LOCAL_STEPS), ROUNDS).gains
@@ -80,7 +82,7 @@ def one_fleet(epsilon: float, seed: int) -> dict[str, Any]:
     least = [exact_lqr.cost(task, exact_lqr.optimal_gain(task)) for task in (*train, *unseen)]
 
     def gaps(gains: np.ndarray, when: str, part: Any = fleet.held_out, best: Any = least[AGENTS:]) -> np.ndarray:
-        """How far costs are above each system's optimum, relative to it; what is below rounding is none."""
+        """Relative costs above each system's optimum, mean over systems; at least ROUNDING."""
         above = costs(part, gains, alpha * (when == AFTER)) / np.asarray(best) - 1
         mean = np.maximum(above, ROUNDING).mean(axis=1)
         return np.asarray([float(f"{x:.{DIGITS}g}") for x in mean])
@@ -96,6 +98,7 @@ def one_fleet(epsilon: float, seed: int) -> dict[str, Any]:
 
 
 def joined(fleets: list[dict[str, Any]]) -> Outcome:
+    """The outcome of several fleets, stacked."""
     return Outcome(
         np.arange(FROM, ROUNDS + 1, EVERY),
         {key: np.stack([f["gaps"][key] for f in fleets]) for key in fleets[0]["gaps"]},
@@ -106,8 +109,8 @@ def joined(fleets: list[dict[str, Any]]) -> Outcome:
     )
 
 
-def claims(found: Study) -> list[Claim]:
-    """What one step from the learned initialization is worth to unseen systems, and that it keeps them stable."""
+def claims(found: Outcomes) -> list[Claim]:
+    """Gaps of unseen systems after one step from the learned initialization, and stability."""
     same = found[0.0]
     largest = max(float(x[:, -1].max()) for x in same.gaps.values())
     made = [
@@ -119,9 +122,7 @@ def claims(found: Study) -> list[Claim]:
         everywhere(
             "lqr", "unseen systems that one step leaves stable", np.concatenate([o.radii for o in found.values()]) < 1
         ),
-        single(
-            "lqr", "relative cost above the optimum (<= 1e-9), epsilon = 0", 0.0, Interval(*3 * [largest]), 0.0, 1e-9
-        ),
+        single("lqr", "relative cost above the optimum (<= 1e-9), epsilon = 0", 0.0, point(largest), 0.0, 1e-9),
     ]
     for epsilon, outcome in found.items():
         if epsilon:
@@ -137,12 +138,3 @@ def claims(found: Study) -> list[Claim]:
                 ratio = mean_interval(one_step / outcome.average_optimal[when])
                 made.append(single("lqr", what, np.nan, ratio, 0.0, most))
     return made
-
-
-LQR = Experiment(
-    "lqr",
-    "Linear-quadratic regulators, exactly",
-    configs=lambda _seeds, _quick: {},
-    claims=claims,
-    measure=lambda _runs, progress: study(progress),
-)

@@ -1,4 +1,4 @@
-"""Training on exact linear-quadratic costs, with the stability of every gain on the way checked."""
+"""Training on exact linear-quadratic costs, with a stability check of every gain along the way."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from perfedrl.theory.local_step_trace import trace
 
 
 class Descent(NamedTuple):
-    """K^0 .. K^rounds, what the server broadcast and would broadcast next."""
+    """The gains K^0 .. K^rounds that the server broadcast, and the one it would broadcast next."""
 
     gains: Float[np.ndarray, "round m n"]
 
@@ -26,20 +26,20 @@ class Descent(NamedTuple):
 
 
 def descend(fleet: Fleet, policy: Any, algorithm: Any, rounds: int) -> Descent:
-    """Rounds of Per-FedAvg-PG or FedAvg-PG on exact costs, compiled, in float64.
+    """Run rounds of Per-FedAvg-PG or FedAvg-PG on exact costs, compiled, in float64.
 
-    Every agent must be stable under every gain that it works with: what it was sent, the end of each local step, and
-    where it adapts, the adapted gain. The first for which that fails is an error that names it.
+    Every agent must be stable under each of its gains: the one it receives, the one after each local step and, where
+    it adapts, the adapted one. The first unstable gain is an error that names agent, round and step.
     """
     if not is_lqr(fleet, policy):
         raise UserError("exact LQR training needs a fleet of linear-quadratic agents and a linear policy")
     check_start(fleet, policy)
     run = float64(trace)(fleet, policy, algorithm, rounds, agent=Exact(policy))
     gains = np.asarray(run.params["gain"])
-    # FedAvg-PG has an alpha, but does not train with it.
+    # FedAvg-PG's alpha is for deployment only.
     alpha = float(algorithm.alpha) if isinstance(algorithm, PerFedAvgPG) else 0.0
     last = gains[-1, -1].mean(axis=0)
-    refuse_unstable(fleet, gains, float64(_adapted)(fleet.train, gains, alpha))
+    check_all_stable(fleet, gains, float64(_adapted)(fleet.train, gains, alpha))
     check_stable(systems(fleet), last, f"after {rounds} rounds, lower the step size")
     return Descent(np.concatenate([gains[:, 0, 0], last[None]]))
 
@@ -47,11 +47,11 @@ def descend(fleet: Fleet, policy: Any, algorithm: Any, rounds: int) -> Descent:
 Gains = Float[np.ndarray, "round step agent m n"]
 
 
-def refuse_unstable(fleet: Fleet, gains: Gains, adapted: Gains) -> None:
-    """Refuse a run in which an agent's gain does not stabilize its system, and say which, when and by how much."""
+def check_all_stable(fleet: Fleet, gains: Gains, adapted: Gains) -> None:
+    """Raise a `UserError` for the first gain that does not stabilize its system, with agent, round, step and radius."""
     own, after = spectral_radii(fleet, gains), spectral_radii(fleet, adapted)
-    both = np.stack([own, after], axis=2)  # in the order of time: a step begins at a gain, and adapts it
-    both[:, -1, 1] = 0.0  # nobody adapts the gain that a round ends with
+    both = np.stack([own, after], axis=2)  # in temporal order: a step begins at a gain, then adapts it
+    both[:, -1, 1] = 0.0  # the last gain of a round is not adapted
     bad = np.argwhere(~(both < 1))
     if len(bad):
         k, t, kind, i = (int(x) for x in bad[0])
@@ -62,7 +62,7 @@ def refuse_unstable(fleet: Fleet, gains: Gains, adapted: Gains) -> None:
 
 
 def spectral_radii(fleet: Fleet, gains: Gains) -> Float[np.ndarray, "round step agent"]:
-    """rho(A_i - B_i K), nan where a gain is not finite."""
+    """Spectral radii of A_i - B_i K; nan where a gain is not finite."""
     every = [system(task) for task in systems(fleet)]
     A, B = np.stack([s.A for s in every]), np.stack([s.B for s in every])
     finite = np.isfinite(gains).all(axis=(-2, -1))
@@ -71,14 +71,16 @@ def spectral_radii(fleet: Fleet, gains: Gains) -> Float[np.ndarray, "round step 
 
 
 def costs(tasks: LinearQuadratic, gains: Float[np.ndarray, "x m n"], eta: float) -> Float[np.ndarray, "x agent"]:
-    """C_i(K - eta grad C_i(K)) of a stack of systems for many gains; infinite where a system becomes unstable."""
+    """C_i(K - eta grad C_i(K)) for a stack of systems and many gains; infinite where a system becomes unstable."""
     found = float64(_costs)(tasks, gains, eta)
     return np.where(np.isnan(found), np.inf, found)
 
 
 @jit
 def _costs(tasks: Any, gains: Any, eta: Any) -> Any:
-    one = lambda gain: jax.vmap(lambda task: C(task, _own(task, gain, eta)))(tasks)  # noqa: E731
+    def one(gain: Any) -> Any:
+        return jax.vmap(lambda task: C(task, _own(task, gain, eta)))(tasks)
+
     return jax.vmap(one)(gains)
 
 
@@ -90,4 +92,5 @@ def _adapted(tasks: Any, gains: Any, alpha: Any) -> Any:
 
 
 def _own(task: LinearQuadratic, gain: Any, alpha: Any) -> Any:
+    """The gain after one exact step on one system."""
     return gain + alpha * ExactLQRObjective(task).gradient({"gain": gain})["gain"]

@@ -1,24 +1,24 @@
-"""The figures of the meta-RL literature's families: scores of unseen agents by budget, and episodes."""
+"""Figures of the navigation study: scores of unseen agents by budget, and episodes."""
 
 import numpy as np
 
 from perfedrl.report.plots import BLUE, GREY, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
-from perfedrl.studies import Runs
-from perfedrl.studies.navigation import study as navigation_study
+from perfedrl.studies.base import Runs
+from perfedrl.studies.navigation.study import MAML_AFTER, MAML_BEFORE, MAML_TRAJECTORIES, POINTS
 
 SHOWN = (2, 0), (2, 20), (6, 20)
-"""Unseen agents and budgets: a goal at a usual distance before and after the step, and one that is farther."""
+"""(unseen agent, budget) of each panel: a goal at a typical distance before and after the step, and a farther goal."""
 
 
 def navigation(runs: Runs) -> list[Plot]:
-    """The undiscounted return by budget beside MAML's, and episodes of unseen agents."""
-    run = runs[navigation_study.POINTS]
+    """The undiscounted return by budget with MAML's as levels, and episodes of unseen agents."""
+    run = runs[POINTS]
     deployed = run.deployed
     series = Series("one step, first-order", deployed.budgets, deployed.outcomes["score"].mean(axis=-1), BLUE)
-    after = f"MAML, one step from {navigation_study.MAML_TRAJECTORIES}"
+    after = f"MAML, one step from {MAML_TRAJECTORIES}"
     levels = (
-        Level("MAML, before", navigation_study.MAML_BEFORE, GREY),
-        Level(after, navigation_study.MAML_AFTER, PINK),
+        Level("MAML, before", MAML_BEFORE, GREY),
+        Level(after, MAML_AFTER, PINK),
     )
     axis = Axis.budgets("trajectories of the new agent", deployed.budgets)
     title = "2-D navigation, unseen goals"
@@ -27,8 +27,8 @@ def navigation(runs: Runs) -> list[Plot]:
 
 
 def rollouts(runs: Runs) -> Rollouts:
-    """Episodes of unseen agents before their step, and after it: its length hardly depends on how far the goal is."""
-    run = runs[navigation_study.POINTS]
+    """Episodes of unseen agents before and after their step, whose length hardly depends on the goal's distance."""
+    run = runs[POINTS]
     fleet, deployed = run.config.experiment.fleet, run.deployed
     panels = []
     for agent, m in SHOWN:

@@ -1,7 +1,6 @@
-"""Families of the meta-RL literature, beyond the paper: what unseen agents get after one step, beside others' numbers.
+"""Config and claims: unseen agents of 2-D navigation after one step, compared with MAML's published numbers.
 
-Settings were chosen on other fleets (their seeds are 2, 3 and 5, here 0) and on seeds (100 to 196) that are not among
-those here.
+Settings were chosen on other fleets (fleet seeds 2, 3 and 5; here 0) and other seeds (100 to 196) than are used here.
 """
 
 from types import MappingProxyType
@@ -9,18 +8,19 @@ from types import MappingProxyType
 import numpy as np
 
 from perfedrl.experiments.config import Config, make_config
-from perfedrl.experiments.stats import mean_interval
-from perfedrl.studies.base import Claim, Experiment, Runs, single
+from perfedrl.experiments.stats import Interval, mean_interval
+from perfedrl.studies.base import Runs
+from perfedrl.studies.claims import Claim, single
 
 POINTS = "point navigation"
 MAML_BEFORE, MAML_AFTER, MAML_TRAJECTORIES = -40.41, -11.71, 20
-"""MAML's score on unseen goals before and after one gradient step, and the trajectories of that step."""
+"""MAML's score on unseen goals before and after one gradient step, and the number of trajectories of the step."""
 
 TARGET = -11.7
 BUDGETS = (0, 10, 20, 50, 100, 200, 500)
 
 POLICY = MappingProxyType({"name": "gaussian-mlp", "hidden": [], "initial_std": 0.01, "last_scale": 0.0})
-"""Linear, nearly noiseless, from standing still: where a step leads is then a matter of the gradient alone."""
+"""A linear, nearly deterministic policy that starts by standing still, so that a step depends on the gradient alone."""
 
 RECIPE = MappingProxyType(
     {
@@ -36,13 +36,13 @@ RECIPE = MappingProxyType(
         "m_out": 50,
     }
 )
-"""Gradients are long here and of all lengths: a clip far below them makes every local step `beta` long."""
+"""Gradient norms are large and vary widely here; clipping far below them gives every local step the length `beta`."""
 
 
 def point_config(seeds: int, quick: bool = False) -> Config:
-    """MAML's setting, a hundred decisions from the origin, learned by a hundred agents; undiscounted scores by budget.
+    """MAML's setting, 100 decisions from the origin, trained by 100 agents; undiscounted scores by budget.
 
-    With twenty agents the initialization fits their goals, which are not spread evenly, and unseen ones less.
+    With only twenty agents, whose goals are not spread evenly, the initialization overfits to their goals.
     """
     agents = {"agents": 5 if quick else 100, "held_out": 30}
     fleet = {"env": "point-navigation", **agents, "horizon": 99, "discount": 0.99}
@@ -64,16 +64,20 @@ def point_config(seeds: int, quick: bool = False) -> Config:
 
 
 def point_configs(seeds: int, quick: bool) -> dict[str, Config]:
+    """The configs of the study, a single one."""
     return {POINTS: point_config(seeds, quick)}
 
 
 def point_claims(runs: Runs) -> list[Claim]:
-    """The undiscounted return of unseen agents before, and after one step from each budget.
+    """The undiscounted return of unseen agents before adaptation and after one step from each budget.
 
-    The target is asked for at MAML's budget and above, so the claims say from which on it is reached.
+    The target applies from MAML's budget on, so the claims show from which budget on it is reached.
     """
     deployed = runs[POINTS].deployed
-    score = lambda m: mean_interval(deployed.at("score", m))  # noqa: E731
+
+    def score(m: int) -> Interval:
+        return mean_interval(deployed.at("score", m))
+
     claims = [single("navigation", "score before adaptation", MAML_BEFORE, score(0), -np.inf, np.inf)]
     for m in BUDGETS[1:]:
         asked = m >= MAML_TRAJECTORIES
@@ -81,6 +85,3 @@ def point_claims(runs: Runs) -> list[Claim]:
         paper = MAML_AFTER if m == MAML_TRAJECTORIES else np.nan
         claims.append(single("navigation", what, paper, score(m), TARGET if asked else -np.inf, np.inf))
     return claims
-
-
-NAVIGATION = Experiment("navigation", "2-D navigation after one step", point_configs, point_claims)

@@ -1,4 +1,4 @@
-"""The neural experiments on the arc of goals: E4, E5 and E7."""
+"""Configs and claims of the paper's neural experiments on the arc of goals: E4, E5 and E7."""
 
 import numpy as np
 
@@ -6,34 +6,35 @@ from perfedrl.envs.navigation import first_reach
 from perfedrl.estimators import PAPER
 from perfedrl.experiments.config import Config, make_config
 from perfedrl.experiments.stats import Interval, share_interval
-from perfedrl.studies.base import Claim, Experiment, Runs, everywhere, final, fraction, median, near, single
+from perfedrl.studies.base import Runs, final
+from perfedrl.studies.claims import Claim, everywhere, fraction, median, near, point, single
 
 RETURN_TOLERANCE, SUCCESS_TOLERANCE = 0.30, 0.08
-"""Neural means are met within these distances."""
+"""Largest distances of neural means from the paper's numbers."""
 
 CURVATURE_BATCHES, QUICK_BATCHES = (10, 50, 100, 200, 500, 1000), (10, 50, 200)
 TRAINS = 1.5
-"""A seed has trained when its return after adaptation reaches this."""
+"""A seed counts as trained when its return after adaptation reaches this value."""
 
 BUDGETS = (0, 20, 50, 100, 200, 500)
 SCRATCH_STEPS = (1, 5, 10, 25, 100, 200)
 HELD_OUT = [-0.4, 0.0, 0.4]
-"""The held-out goals' angles, on which the from-scratch agents train."""
+"""Angles of the held-out goals, on which the from-scratch agents train."""
 
 ROLLOUTS, SHOWN_AGENT, SHOWN_BUDGET = 12, 0, 200
-"""The rollout picture: episodes per panel, the goal at -0.4 rad, and what its agent personalizes from."""
+"""The rollout figure: episodes per panel, the agent (goal at -0.4 rad) and its personalization budget."""
 
 REFERENCE, META, SCRATCH, SCRATCH_SHOWN = "fedavg-pg", "first-order", "from scratch", "from scratch, shown"
 
 
 def arc(name: str, seeds: int, algorithm: dict, **settings) -> Config:
-    """A run on the paper's arc: K = 150, the 2-32-8 tanh network, and its estimators unless told otherwise."""
+    """The config of a run on the paper's arc: K = 150, the 2-32-8 tanh network, the paper's estimators by default."""
     table = {"name": f"arc-{name}", "seeds": seeds, "rounds": 150, "fleet": {"env": "arc"}, "policy": {"name": "mlp"}}
     return make_config({**table, **PAPER, "algorithm": algorithm, **settings})
 
 
 def curvature_configs(seeds: int, quick: bool) -> dict[int | str, Config]:
-    """The exact variant by its curvature batch, and FedAvg-PG with the smallest budget; tau = 5, alpha 1, beta 0.2."""
+    """The exact variant for each curvature batch, and FedAvg-PG with the smallest budget; tau 5, alpha 1, beta 0.2."""
     shared = {"alpha": 1.0, "beta": 0.2, "local_steps": 5}
     measured = {"evaluate_every": 10, "evaluation": {"name": "monte-carlo"}}
     exact = {"name": "per-fedavg-pg", "variant": "exact", "m_in": 10, "m_out": 10, **shared}
@@ -54,7 +55,7 @@ def meta_config(seeds: int) -> Config:
 
 
 def scratch_config(name: str, seeds: int, steps: tuple[int, ...], evaluation: dict) -> Config:
-    """Every held-out agent alone, from its own random start: steps of batch 20 at beta = 0.2."""
+    """Each held-out agent alone from its own random start: steps with batches of 20 at beta = 0.2."""
     settings = {
         "rounds": steps[-1],
         "evaluate_every": steps,
@@ -66,16 +67,18 @@ def scratch_config(name: str, seeds: int, steps: tuple[int, ...], evaluation: di
 
 
 def few_shot_configs(seeds: int, _quick: bool) -> dict[str, Config]:
+    """Meta-training with few-shot deployment, and training from scratch up to 4000 trajectories."""
     return {META: meta_config(seeds), SCRATCH: scratch_config("scratch", seeds, SCRATCH_STEPS, {})}
 
 
 def rollout_configs(seeds: int, _quick: bool) -> dict[str, Config]:
+    """Meta-training, and training from scratch with 200 trajectories, both with saved episodes."""
     shown = {"few_shot": (0,), "rollouts": ROLLOUTS}
     return {META: meta_config(seeds), SCRATCH_SHOWN: scratch_config("scratch-200", seeds, (1, 5, 10), shown)}
 
 
 def curvature_bottleneck(runs: Runs) -> list[Claim]:
-    """E4, Section 6 "The curvature-estimation bottleneck", by its shape: the outcome is bimodal across seeds."""
+    """E4, Section 6 "The curvature-estimation bottleneck": medians and shares, since seeds are bimodal."""
     paper = {10: 0.2, 50: 0.2, 100: 0.2, 200: 0.2, 500: 0.39, 1000: 1.51}
     at = {m: final(runs[m]) for m in paper if m in runs}
     middle = {m: float(np.median(values)) for m, values in at.items()}
@@ -121,20 +124,22 @@ def few_shot(runs: Runs) -> list[Claim]:
         return_near("from scratch with 100 trajectories", 0.25, after[:, at_100]),
         success_near("from scratch with 100 trajectories", 0.18, success[:, at_100]),
         success_near("specialist (4000 trajectories)", 0.90, success[:, specialist]),
-        single("e5", about_2000, 2000, Interval(match, match, match), 1000, 4000),
+        single("e5", about_2000, 2000, point(match), 1000, 4000),
     ]
 
 
 def return_near(what: str, paper: float, values: np.ndarray) -> Claim:
+    """A claim of E5 about a return."""
     return near("e5", f"return, {what}", paper, values, RETURN_TOLERANCE)
 
 
 def success_near(what: str, paper: float, rates: np.ndarray) -> Claim:
+    """A claim of E5 about a success rate."""
     return near("e5", f"success, {what}", paper, rates, SUCCESS_TOLERANCE, most=1.0)
 
 
 def matching_budget(budgets: np.ndarray, values: np.ndarray, level: float) -> float:
-    """The budget at which a curve first reaches a level, interpolated on the logarithm; infinity if it never does."""
+    """The budget at which a curve first reaches a level, log-interpolated; infinity if it never does."""
     reached = np.flatnonzero(values >= level)
     if not len(reached):
         return float("inf")
@@ -146,7 +151,7 @@ def matching_budget(budgets: np.ndarray, values: np.ndarray, level: float) -> fl
 
 
 def shown(runs: Runs) -> dict[str, np.ndarray]:
-    """The episodes of the rollout picture, by panel: positions [episode, T, 2]."""
+    """The episodes of the rollout figure by panel: positions [episode, T, 2]."""
     meta, scratch = runs[META].deployed, runs[SCRATCH_SHOWN].deployed
     (after,) = np.flatnonzero(meta.budgets == SHOWN_BUDGET)
     return {
@@ -157,7 +162,7 @@ def shown(runs: Runs) -> dict[str, np.ndarray]:
 
 
 def rollouts(runs: Runs) -> list[Claim]:
-    """E7, Appendix C "Few-shot personalization in full": how many of twelve episodes reach an unseen goal."""
+    """E7, Appendix C "Few-shot personalization in full": the number of twelve episodes that reach an unseen goal."""
     task = runs[META].config.experiment.fleet.task(SHOWN_AGENT, held_out=True)
     bounds = ((9, 6, ROLLOUTS), (12, 10, ROLLOUTS), (5, 0, 7))
     claims = []
@@ -166,8 +171,3 @@ def rollouts(runs: Runs) -> list[Claim]:
         interval = Interval(*(ROLLOUTS * x for x in share_interval(count, ROLLOUTS)))
         claims.append(single("e7", f"episodes of {ROLLOUTS} that reach the goal, {panel}", paper, interval, low, high))
     return claims
-
-
-E4 = Experiment("e4", "The curvature bottleneck (neural)", curvature_configs, curvature_bottleneck)
-E5 = Experiment("e5", "Few-shot personalization to unseen agents (neural)", few_shot_configs, few_shot)
-E7 = Experiment("e7", "Rollouts on an unseen goal (neural)", rollout_configs, rollouts)

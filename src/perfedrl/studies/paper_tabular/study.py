@@ -1,4 +1,4 @@
-"""The tabular experiments: E1, E3 and E6."""
+"""Configs and claims of the paper's tabular experiments: E1, E3 and E6."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,14 +9,15 @@ from perfedrl.estimators import PAPER
 from perfedrl.experiments.config import Config, make_config
 from perfedrl.experiments.stats import at_cost
 from perfedrl.simulation.history import History
-from perfedrl.studies.base import Claim, Experiment, Runs, everywhere, final, near
+from perfedrl.studies.base import Runs, final
+from perfedrl.studies.claims import Claim, everywhere, near
 
 TOLERANCE = 0.03
-"""Tabular means are met within this distance."""
+"""Largest distance of a tabular mean from the paper's number."""
 
 ALPHAS = (0.0, 0.25, 0.5, 1.0, 2.0, 3.0)
 UNDER_WAY = 0.1
-"""The learning curves are compared once this share of the rounds is done."""
+"""Learning curves are compared after this share of the rounds."""
 
 VARIANTS: Mapping[str, dict] = MappingProxyType(
     {
@@ -33,14 +34,18 @@ Key = tuple[str, float]
 
 
 def configs(alphas: Sequence[float]) -> Callable[[int, bool], dict[Key, Config]]:
-    """The configs of all variants at some alphas; a quick run has fewer seeds and is otherwise the same."""
-    return lambda seeds, _quick: {(v, alpha): tabular(v, alpha, seeds) for v in VARIANTS for alpha in alphas}
+    """Return a function that makes the configs of all variants at some alphas; quick ones are the same."""
+
+    def make(seeds: int, _quick: bool) -> dict[Key, Config]:
+        return {(v, alpha): tabular(v, alpha, seeds) for v in VARIANTS for alpha in alphas}
+
+    return make
 
 
 def tabular(variant: str, alpha: float, seeds: int, beta: float = 0.3, label: str = "", **settings) -> Config:
-    """A run on the paper's gridworld: K = 80, tau = 5, thirty trajectories per local step at most.
+    """The config of a run on the paper's gridworld: K = 80, tau = 5, at most thirty trajectories per local step.
 
-    With its beta and its estimators, unless told otherwise.
+    Beta and estimators are the paper's by default.
     """
     return make_config(
         {
@@ -113,8 +118,3 @@ def learning_curves(runs: Runs) -> list[Claim]:
         )
         for above, below in (("exact", "first-order"), ("first-order", "fedavg-pg"))
     ]
-
-
-E1 = Experiment("e1", "Personalization within federation (tabular)", configs((2.0,)), personalization)
-E3 = Experiment("e3", "The adaptation step size alpha (tabular)", configs(ALPHAS), step_size)
-E6 = Experiment("e6", "Learning curves (tabular)", configs((2.0,)), learning_curves)

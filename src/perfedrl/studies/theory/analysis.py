@@ -1,4 +1,4 @@
-"""What the theory says of a config: its constants and bounds, its regime, plans, and what its fleet realizes."""
+"""The theory applied to a config: constants, bounds, regime and plans, and what the fleet realizes."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,25 +17,25 @@ from perfedrl.theory.realized_bounds import ROUNDS, RealizedBound, realized
 from perfedrl.types import Progress
 
 MOST_PARAMETERS = 300
-"""Of fleets with more, fixed points are not searched: that needs the Jacobian of the first-order dynamics."""
+"""Fixed points are not searched for with more parameters: that needs the Jacobian of the first-order dynamics."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a config before anything runs; `plans` and `smaller` only where an accuracy is asked for."""
+    """What is known of a config before anything runs; `plans` and `smaller` are empty without an accuracy."""
 
     config: Config
     problem: Problem
     settings: Settings
     regime: Regime
     bound: Bound | None
-    """Theorem 1 for the run as it is set; None where it says nothing, and then `silent` says why."""
+    """Theorem 1 at the config's settings; None where it does not apply, with the reason in `silent`."""
     silent: str
     plans: dict[str, Plan]
     smaller: dict[str, Plan]
     """The cheapest plan at smaller adaptation step sizes."""
     first_square: float | None
-    """|grad F|^2 at the start, where states are finitely many: an accuracy above it asks for nothing."""
+    """|grad F|^2 at the start, for tabular fleets; accuracies above it are met before training."""
 
 
 def of_config(
@@ -47,7 +47,7 @@ def of_config(
     radius: float | None = None,
     reward_bound: float | None = None,
 ) -> Findings:
-    """Constants, bounds, regime and plans of a config. Trains nothing."""
+    """Constants, bounds, regime and plans of a config, without training."""
     known = {"start": start(config), "gap": gap, "radius": radius, "reward_bound": reward_bound}
     given = given or Given()
     try:
@@ -74,11 +74,11 @@ def _of_config(config: Config, epsilon: float | None, given: Given, bias: Bias, 
             "Corollary 1, sharp": theory.corollary_1(p, epsilon, "sharp"),
         }
         for name, alpha in smaller_steps(regime).items():
-            kept = given if alpha else replace(given, m_in=None, m_h=None)
+            fixed = given if alpha else replace(given, m_in=None, m_h=None)
             try:
-                smaller[name] = theory.cheapest(make(alpha=alpha), epsilon, kept, bias)
+                smaller[name] = theory.cheapest(make(alpha=alpha), epsilon, fixed, bias)
             except UserError:
-                continue  # the first-order variant has a plan at small step sizes only
+                continue  # the first-order variant has plans at small step sizes only
     first = None
     if is_tabular(parts.fleet, parts.policy):
         theta = first_parameters(parts.policy, known["start"])
@@ -87,7 +87,7 @@ def _of_config(config: Config, epsilon: float | None, given: Given, bias: Bias, 
 
 
 def smaller_steps(regime: Regime) -> dict[str, float]:
-    """Adaptation step sizes below the present one: its half, where regimes end, and none; the largest first."""
+    """Adaptation step sizes below the config's: its half, the ends of regimes, and zero; the largest first."""
     ends = {
         "half": regime.alpha / 2,
         "1 / (2 L_J)": regime.moderate,
@@ -99,21 +99,21 @@ def smaller_steps(regime: Regime) -> dict[str, float]:
 
 
 def start(config: Config) -> int:
-    """The number that a config's start parameters are drawn with; of several seeds with their own, the first."""
+    """The seed of a config's start parameters; the first seed where each seed has its own start."""
     return config.start if isinstance(config.start, int) else config.seeds[0]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a tabular fleet realizes along a run, and where its first-order dynamics stops."""
+class FleetMeasurements:
+    """Realized values of a tabular fleet along a run, and the fixed points of its first-order dynamics."""
 
     realized: list[RealizedBound]
     fixed_points: list[FixedPoint] | None
-    """None where they were not searched: without adaptation, or with many parameters."""
+    """None where they were not searched for: without adaptation, or with many parameters."""
 
 
-def measure(found: Findings, progress: Progress = lambda _: None) -> Measured | None:
-    """Run a fleet for some rounds and measure it; None where its states are not finitely many."""
+def measure(found: Findings, progress: Progress = lambda _: None) -> FleetMeasurements | None:
+    """Run a tabular fleet for some rounds and measure it; None for other fleets."""
     config, parts = found.config, found.config.experiment
     if not is_tabular(parts.fleet, parts.policy):
         return None
@@ -124,4 +124,4 @@ def measure(found: Findings, progress: Progress = lambda _: None) -> Measured | 
     if found.settings.alpha > 0 and found.problem.parameters <= MOST_PARAMETERS:
         progress("fixed points")
         points = fixed_points(parts.fleet, parts.policy, found.settings.alpha)
-    return Measured(rows, points)
+    return FleetMeasurements(rows, points)

@@ -1,48 +1,62 @@
-"""The figures of the theory: what each bound says beside what it bounds."""
+"""Figures of the theory: each bound with the quantity that it bounds."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, Level, Lines, Pair, Pairs, Plot, Series
-from perfedrl.studies.theory.study import ACCURACY, SEEDS, SLOPE_FROM, Curve, Study
+from perfedrl.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    Axis,
+    BoundPair,
+    Level,
+    Lines,
+    Pairs,
+    Plot,
+    Series,
+    exact_series,
+)
+from perfedrl.studies.theory.study import ACCURACY, SEEDS, SLOPE_FROM, Curve, TheoryMeasurements
 from perfedrl.theory.estimate import Batches
 from perfedrl.theory.realized_bounds import RealizedBound
 
 BATCH_LABELS = {"m_in": ("inner batch", BLUE), "m_h": ("curvature batch", ORANGE), "m_out": ("outer batch", GREEN)}
 
 
-def figures(study: Study) -> list[Plot]:
-    """All of them, in the order of the paper."""
+def figures(found: TheoryMeasurements) -> list[Plot]:
+    """All figures, in the order of the paper."""
     return [
-        pairs("theory-realized", "Bounds and realized values, gridworld, α = 2", study.realized),
-        bias(study),
-        second_moment(study),
-        drift(study),
-        convergence(study),
-        residual(study),
-        objectives(study),
-        small_adaptation(study),
-        rounds(study),
-        trajectories(study),
+        pairs("theory-realized", "Bounds and realized values, gridworld, α = 2", found.realized),
+        bias(found),
+        second_moment(found),
+        drift(found),
+        convergence(found),
+        residual(found),
+        objectives(found),
+        small_adaptation(found),
+        rounds(found),
+        trajectories(found),
     ]
 
 
 def pairs(name: str, title: str, rows: Sequence[RealizedBound]) -> Pairs:
-    """Bounds beside realized values."""
-    shown = tuple(Pair(f"{row.what}  [{row.where}]", row.bound, row.realized) for row in rows if row.realized > 0)
+    """Bounds and realized values; values of zero are left out."""
+    shown = tuple(BoundPair(f"{row.what}  [{row.where}]", row.bound, row.realized) for row in rows if row.realized > 0)
     return Pairs(name, title, "value (each in its own unit)", shown)
 
 
-def bias(study: Study) -> Lines:
-    """Prop. 1: the exact bias by inner batch, under its two bounds."""
-    c = study.bias
-    fitted = lambda name: c[name].above(SLOPE_FROM).slope  # noqa: E731
+def bias(found: TheoryMeasurements) -> Lines:
+    """Prop. 1: the exact bias by inner batch, with its two bounds."""
+    c = found.bias
+    fitted = {name: c[name].above(SLOPE_FROM).slope for name in ("nothing", "inner")}
     series = (
         line(f"Lemma 3's bound, slope {c['crude'].slope:.2f}", c["crude"], GREY, dashed=True),
         line(f"Prop. 1 at the true variance, slope {c['sharp'].slope:.2f}", c["sharp"], PINK, dashed=True),
-        line(f"bias, slope {fitted('nothing'):.2f}", c["nothing"], BLUE),
-        line(f"curvature from the inner batch, slope {fitted('inner'):.2f}", c["inner"], GREEN),
+        line(f"bias, slope {fitted['nothing']:.2f}", c["nothing"], BLUE),
+        line(f"curvature from the inner batch, slope {fitted['inner']:.2f}", c["inner"], GREEN),
         line("curvature from the outer batch, levels off", c["outer"], ORANGE),
     )
     title = "Bias of the estimate (three-armed bandit, α = 2, exact)"
@@ -51,9 +65,9 @@ def bias(study: Study) -> Lines:
     )
 
 
-def second_moment(study: Study) -> Lines:
-    """Lemma 3(iii): the exact mean squared error by each batch."""
-    c = study.second_moment
+def second_moment(found: TheoryMeasurements) -> Lines:
+    """Lemma 3(iii): the exact mean squared error by the size of each batch."""
+    c = found.second_moment
     bounds = (line(f"{label}, bound", c[f"{b}, bound"], color, True) for b, (label, color) in BATCH_LABELS.items())
     measured = (line(label, c[b], color) for b, (label, color) in BATCH_LABELS.items())
     title = "Error by one batch, the others 64 (three-armed bandit, α = 2, exact)"
@@ -61,9 +75,9 @@ def second_moment(study: Study) -> Lines:
     return log_log("theory-second-moment", title, at, "mean squared error", (*measured, *bounds))
 
 
-def residual(study: Study) -> Lines:
-    """Prop. 2: what is left of the meta-gradient at first-order fixed points."""
-    c = study.residual
+def residual(found: TheoryMeasurements) -> Lines:
+    """Prop. 2: the meta-gradient at first-order fixed points by alpha."""
+    c = found.residual
     series = (
         line("Prop. 2's bound α L_J G_J", c["bound"], GREY, dashed=True),
         line("the paper's witness (repelling)", c["witness"], BLUE),
@@ -73,9 +87,9 @@ def residual(study: Study) -> Lines:
     return log_log("theory-residual", "Meta-gradient at first-order fixed points", at, "|∇F(θ*)|", series)
 
 
-def drift(study: Study) -> Lines:
+def drift(found: TheoryMeasurements) -> Lines:
     """Lemma 4: client drift by local step."""
-    c = study.drift
+    c = found.drift
     series = (
         line("Lemma 4's bound β t G_F", c["bound"], GREY, dashed=True),
         line("longest way from the round's start", c["way"], BLUE),
@@ -86,9 +100,9 @@ def drift(study: Study) -> Lines:
     return log_log("theory-drift", title, at, "distance", series)
 
 
-def convergence(study: Study) -> Lines:
-    """Theorem 1 along runs set up as the planner says."""
-    c = study.convergence
+def convergence(found: TheoryMeasurements) -> Lines:
+    """Theorem 1 along runs with the planner's settings."""
+    c = found.convergence
     series = []
     for name, color in (("tau = 1", BLUE), ("tau = 4", ORANGE)):
         label = name.replace("tau", "τ")
@@ -101,9 +115,9 @@ def convergence(study: Study) -> Lines:
     return Lines("theory-convergence", title, at, y_label, tuple(series), seeds, levels, y_scale="log")
 
 
-def objectives(study: Study) -> Lines:
-    """F and f by alpha at two points."""
-    c = study.objectives
+def objectives(found: TheoryMeasurements) -> Lines:
+    """F and f by alpha, at the uniform policy and at trained parameters."""
+    c = found.objectives
     series = []
     for name, label, color in (("trained", "trained for α = 2", BLUE), ("uniform", "uniform policy", GREEN)):
         before = Curve(c[name].x, np.full(len(c[name].x), c[name].y[0]))
@@ -114,9 +128,9 @@ def objectives(study: Study) -> Lines:
     return Lines("theory-objectives", title, at, "expected return, mean over agents", tuple(series), ())
 
 
-def small_adaptation(study: Study) -> Lines:
-    """Prop. 3: how far F is from f as alpha falls."""
-    c = study.small_adaptation
+def small_adaptation(found: TheoryMeasurements) -> Lines:
+    """Prop. 3: the distance of F from f by alpha."""
+    c = found.small_adaptation
     series = (
         line("|F − f|", c["value"], BLUE),
         line("|∇F − ∇f|", c["gradient"], ORANGE),
@@ -127,18 +141,19 @@ def small_adaptation(study: Study) -> Lines:
     return log_log("theory-small-alpha", "F tends to f (gridworld, trained)", at, "distance", series)
 
 
-def rounds(study: Study) -> Lines:
-    """Rounds by accuracy."""
-    return by_accuracy("theory-rounds", "Rounds that the theory asks for (two bandits)", "rounds K", study.rounds)
+def rounds(found: TheoryMeasurements) -> Lines:
+    """Planned rounds by accuracy."""
+    return by_accuracy("theory-rounds", "Rounds that the theory asks for (two bandits)", "rounds K", found.rounds)
 
 
-def trajectories(study: Study) -> Lines:
-    """Trajectories by accuracy."""
+def trajectories(found: TheoryMeasurements) -> Lines:
+    """Planned trajectories by accuracy."""
     title = "Trajectories that the theory asks for (two bandits)"
-    return by_accuracy("theory-trajectories", title, "trajectories per agent", study.trajectories)
+    return by_accuracy("theory-trajectories", title, "trajectories per agent", found.trajectories)
 
 
 def by_accuracy(name: str, title: str, y_label: str, curves: dict[str, Curve]) -> Lines:
+    """A quantity of three plans by accuracy, with fitted slopes."""
     labels = {"crude": ("Corollary 1, crude bias", BLUE, False), "sharp": ("Corollary 1, sharp bias", ORANGE, True)}
     labels["cheapest"] = ("cheapest plan", GREEN, False)
     series = tuple(
@@ -149,11 +164,13 @@ def by_accuracy(name: str, title: str, y_label: str, curves: dict[str, Curve]) -
 
 
 def log_log(name: str, title: str, at: Axis, y_label: str, series: Sequence[Series]) -> Lines:
+    """A figure of exact lines with a logarithmic y axis."""
     return Lines(name, title, at, y_label, tuple(series), (), y_scale="log")
 
 
 def line(label: str, curve: Curve, color: str, dashed: bool = False) -> Series:
-    return Series(label, np.asarray(curve.x, float), np.atleast_2d(curve.y), color, dashed)
+    """A curve as a line of a figure."""
+    return exact_series(label, curve.x, curve.y, color, dashed)
 
 
 def axis(label: str, at: np.ndarray) -> Axis:

@@ -1,5 +1,6 @@
-"""The theory against exact quantities: what each bound says beside what it bounds."""
+"""Measurements and claims: the paper's bounds and rates against exact quantities."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,9 +11,8 @@ from perfedrl.algorithms import PerFedAvgPG
 from perfedrl.envs import Fleet, TabularMDP, gridworld
 from perfedrl.envs.bandits import bandits
 from perfedrl.errors import UserError
-from perfedrl.experiments.stats import Interval
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
-from perfedrl.studies.base import Claim, Experiment, everywhere, single
+from perfedrl.studies.claims import Claim, everywhere, point, single
 from perfedrl.studies.paper_tabular.study import tabular
 from perfedrl.theory.estimate import Batches, enumerated, shared_mean
 from perfedrl.theory.fleet_problem import first_parameters, guarantee, problem, settings
@@ -22,35 +22,36 @@ from perfedrl.theory.witness import ALPHAS, Agreement, agreements, attracting_wi
 from perfedrl.types import Progress
 
 SIZES = [2**k for k in range(7)]
-"""Batch sizes: 1 to 64."""
+"""Batch sizes, 1 to 64."""
 ALPHA, OTHERS = 2.0, 64
-"""The adaptation step size of both studies of batches, and the batches that stay while one varies."""
+"""The adaptation step size of both measurements by batch size, and the size of the batches that do not vary."""
 SLOPE_FROM = 4
-"""Slopes in a batch size are fitted from here on: the law is one of large batches."""
+"""The smallest batch size of the fits of slopes, which are those of large batches."""
 ACCURACIES = 10.0 ** -np.arange(2, 9)
-"""epsilon over six decades."""
+"""Values of epsilon over six decades."""
 ACCURACY, SEEDS = 0.1, 5
-"""Of the runs that are held against Theorem 1."""
+"""Accuracy and number of seeds of the runs that are compared with Theorem 1."""
 SHARED: tuple[Literal["nothing", "inner", "outer"], ...] = ("nothing", "inner", "outer")
 
 
 class Curve(NamedTuple):
-    """Values over x, one row per seed where there are seeds."""
+    """Values over x; one row per seed where there are seeds."""
 
     x: np.ndarray
     y: np.ndarray
 
     @property
     def slope(self) -> float:
-        """The power of x that y goes with, by least squares on logarithms."""
+        """The exponent of x in y, by least squares on logarithms."""
         return float(np.polyfit(np.log(self.x), np.log(np.atleast_2d(self.y).mean(axis=0)), 1)[0])
 
     def above(self, least: float) -> "Curve":
+        """The part of the curve with x >= least."""
         return Curve(self.x[self.x >= least], self.y[..., self.x >= least])
 
 
-class Study(NamedTuple):
-    """Everything that `perfedrl reproduce theory` measures; curves by name."""
+class TheoryMeasurements(NamedTuple):
+    """The measurements of `perfedrl reproduce theory`; curves by name."""
 
     bias: dict[str, Curve]
     second_moment: dict[str, Curve]
@@ -66,22 +67,22 @@ class Study(NamedTuple):
     witness: list[Agreement]
 
 
-def study(progress: Progress = lambda _: None) -> Study:
-    """Measure it all; half a minute."""
+def measure_all(progress: Progress = lambda _: None) -> TheoryMeasurements:
+    """Run all measurements; takes half a minute."""
     parts: dict[str, Any] = {}
     for name, measure in PARTS.items():
         progress(name.replace("_", " "))
         parts |= measure()
-    return Study(**parts)
+    return TheoryMeasurements(**parts)
 
 
 def bandit() -> tuple[TabularMDP, TableSoftmax, np.ndarray]:
-    """A three-armed bandit, of which all batches can be listed; its policy, and parameters."""
+    """A three-armed bandit, small enough to enumerate all batches, with a policy and parameters."""
     return bandits(((1.0, 0.4, 0.0),)).task(0), TableSoftmax(1, 3), np.zeros((1, 3))
 
 
 def measure_bias() -> dict:
-    """The exact bias by inner batch, under both bounds, and with a curvature batch that is not fresh."""
+    """The exact bias by inner batch with both bounds, also with a curvature batch shared with another batch."""
     (mdp, policy, theta), alpha = bandit(), ALPHA
     c = th.constants(mdp, policy, alpha)
     target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
@@ -96,7 +97,7 @@ def measure_bias() -> dict:
 
 
 def measure_second_moment() -> dict:
-    """The exact mean squared error of the estimate by each batch size, the others kept."""
+    """The exact mean squared error of the estimate by each batch size, with the others fixed."""
     (mdp, policy, theta), alpha = bandit(), ALPHA
     c = th.constants(mdp, policy, alpha)
     curves = {}
@@ -122,7 +123,7 @@ def measure_residual() -> dict:
 
 
 def residual_of(fleet: Fleet, policy: LogLinearSoftmax, alpha: float) -> float:
-    """What is left of the meta-gradient at the fixed point; not a number where there is none."""
+    """The norm of the meta-gradient at the fixed point; nan where there is no fixed point."""
     try:
         return continued(fleet, policy, alpha).residual
     except UserError:
@@ -130,7 +131,7 @@ def residual_of(fleet: Fleet, policy: LogLinearSoftmax, alpha: float) -> float:
 
 
 def measure_drift() -> dict:
-    """Client drift by local step on the gridworld, largest over rounds and agents."""
+    """Client drift by local step on the gridworld, the largest over rounds and agents."""
     algorithm = PerFedAvgPG(alpha=2.0, beta=0.3, local_steps=20)
     fleet, policy = gridworld(), TableSoftmax(25, 4)
     way, apart = drifts(trace(fleet, policy, algorithm, rounds=10))
@@ -141,13 +142,18 @@ def measure_drift() -> dict:
 
 
 def measure_objectives() -> dict:
-    """F and f by alpha on the gridworld, at the start and after training, and how far apart they are."""
+    """F and f by alpha on the gridworld, at the start and after training, and their distance."""
     fleet, policy = gridworld(), TableSoftmax(25, 4)
     run = trace(fleet, policy, PerFedAvgPG(alpha=2.0, beta=0.3), rounds=80)
     trained = np.asarray(run.server[-1])
     alphas, small = np.linspace(0, 4, 17), 10.0 ** np.arange(-4, 1)
-    value = lambda theta, at: np.asarray([exact.meta_objective(fleet, theta, a, policy) for a in at])  # noqa: E731
-    gradient = lambda a: exact.meta_gradient(fleet, trained, a, policy)  # noqa: E731
+
+    def value(theta: np.ndarray, at: Iterable[float]) -> np.ndarray:
+        return np.asarray([exact.meta_objective(fleet, theta, a, policy) for a in at])
+
+    def gradient(a: float) -> np.ndarray:
+        return exact.meta_gradient(fleet, trained, a, policy)
+
     far = [th.small_adaptation(th.constants(fleet, policy, a)) for a in small]
     apart = {
         "value": np.abs(value(trained, small) - value(trained, [0.0])),
@@ -163,16 +169,16 @@ def measure_objectives() -> dict:
 
 
 def small_problem(alpha: float = 1 / 16) -> tuple:
-    """Two bandits under a table softmax, whose constants are small enough to run what the planner says.
+    """Two bandits with a table softmax, whose constants are small enough to run the planner's plans.
 
-    alpha is 1 / (2 L_J), the end of the moderate regime.
+    The default alpha is 1 / (2 L_J), the end of the moderate regime.
     """
     fleet, policy = bandits(), TableSoftmax(1, 3)
     return fleet, policy, problem(fleet, policy, PerFedAvgPG(alpha, 1.0))
 
 
 def measure_convergence() -> dict:
-    """Runs as the planner says, held against Theorem 1: the mean squared meta-gradient up to each round."""
+    """The mean squared meta-gradient up to each round of planned runs, with the bound of Theorem 1."""
     fleet, policy, p = small_problem()
     curves = {}
     for tau in (1, 4):
@@ -184,23 +190,26 @@ def measure_convergence() -> dict:
                 for seed in range(SEEDS)
             ]
         ).mean(axis=2)
-        kept = np.unique(np.geomspace(1, plan.K, 25).round().astype(int))
+        shown = np.unique(np.geomspace(1, plan.K, 25).round().astype(int))
         running = squares.cumsum(axis=1) / np.arange(1, plan.K + 1)
-        curves[f"tau = {tau}"] = Curve(kept, running[:, kept - 1])
+        curves[f"tau = {tau}"] = Curve(shown, running[:, shown - 1])
         said = settings(algorithm)
-        curves[f"tau = {tau}, bound"] = Curve(kept, np.asarray([guarantee(p, said, int(k)).total for k in kept]))
+        curves[f"tau = {tau}, bound"] = Curve(shown, np.asarray([guarantee(p, said, int(k)).total for k in shown]))
     return {"convergence": curves}
 
 
 def measure_plans() -> dict:
-    """Rounds and trajectories by accuracy: Corollary 1 under both bounds on the bias, and the cheapest plan."""
+    """Rounds and trajectories by accuracy: Corollary 1 with both bounds on the bias, and the cheapest plan."""
     *_, p = small_problem()
     plans = {
         "crude": [th.corollary_1(p, e, "crude") for e in ACCURACIES],
         "sharp": [th.corollary_1(p, e, "sharp") for e in ACCURACIES],
         "cheapest": [th.cheapest(p, e) for e in ACCURACIES],
     }
-    curve = lambda made, what: Curve(ACCURACIES, np.asarray([float(getattr(x, what)) for x in made]))  # noqa: E731
+
+    def curve(made: list, field: str) -> Curve:
+        return Curve(ACCURACIES, np.asarray([float(getattr(plan, field)) for plan in made]))
+
     return {
         "rounds": {name: curve(made, "K") for name, made in plans.items()},
         "trajectories": {name: curve(made, "trajectories") for name, made in plans.items()},
@@ -209,7 +218,7 @@ def measure_plans() -> dict:
 
 
 def measure_realized() -> dict:
-    """Bounds beside realized values on the paper's gridworld."""
+    """Bounds and realized values on the paper's gridworld."""
     parts = tabular("exact", 2.0, seeds=1).experiment
     p = problem(parts.fleet, parts.policy, parts.algorithm)
     return {"realized": realized(p, parts.fleet, parts.policy, parts.algorithm)}
@@ -227,8 +236,8 @@ PARTS = {
 }
 
 
-def claims(s: Study) -> list[Claim]:
-    """What Sections 3 to 5 say of orders, and that no bound is ever violated."""
+def claims(s: TheoryMeasurements) -> list[Claim]:
+    """The exponents of Sections 3 to 5, and that every measured value lies within its bound."""
     slopes = [
         ("power of m_in in the bias (Prop. 1)", -1.0, s.bias["nothing"].above(SLOPE_FROM), 0.05),
         ("power of m_in in the crude bound (Lemma 3)", -0.5, s.bias["crude"], 1e-9),
@@ -240,7 +249,7 @@ def claims(s: Study) -> list[Claim]:
         ("power of epsilon in the trajectories, sharp (Prop. 1)", -2.5, s.trajectories["sharp"], 0.05),
     ]
     measured = [
-        single("theory", what, paper, Interval(*3 * [curve.slope]), paper - within, paper + within)
+        single("theory", what, paper, point(curve.slope), paper - within, paper + within)
         for what, paper, curve, within in slopes
     ]
     pairs = {
@@ -257,13 +266,13 @@ def claims(s: Study) -> list[Claim]:
             (s.convergence[x], s.convergence[f"{x}, bound"]) for x in ("tau = 1", "tau = 4")
         ],
     }
-    kept = [
+    within = [
         everywhere("theory", f"{what} within its bound", np.concatenate([np.ravel(m.y <= b.y) for m, b in found]))
         for what, found in pairs.items()
     ]
     return [
         *measured,
-        *kept,
+        *within,
         everywhere(
             "theory", "realized constants within their bounds", np.asarray([r.realized <= r.bound for r in s.realized])
         ),
@@ -275,13 +284,5 @@ def claims(s: Study) -> list[Claim]:
 
 
 def below(curve: Curve, most: float) -> Curve:
+    """The part of a curve with x <= most."""
     return Curve(curve.x[curve.x <= most], curve.y[..., curve.x <= most])
-
-
-THEORY = Experiment(
-    "theory",
-    "Bounds and rates against exact quantities",
-    configs=lambda _seeds, _quick: {},
-    claims=claims,
-    measure=lambda _runs, progress: study(progress),
-)

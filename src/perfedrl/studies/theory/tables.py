@@ -1,4 +1,4 @@
-"""What the theory says, as tables for the terminal and as JSON."""
+"""Tables of the theory for the terminal, and their content for JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Column, Table
 
 from perfedrl import theory
-from perfedrl.studies.theory.analysis import Findings, Measured
+from perfedrl.studies.theory.analysis import Findings, FleetMeasurements
 from perfedrl.theory import Constants, Plan
 from perfedrl.theory.first_order_fixed_points import FixedPoint
 from perfedrl.theory.realized_bounds import RealizedBound
@@ -32,14 +32,14 @@ MEANINGS = {
     "G_F": "meta-gradient, and every estimate of it",
     "L_F": "Lipschitz constant of the meta-gradient",
 }
-"""What each constant bounds."""
+"""The quantity that each constant bounds."""
 
 MOST_SHOWN = 5
-"""Fixed points that are printed."""
+"""The largest number of fixed points in the table."""
 
 
 def constants(c: Constants) -> Table:
-    """Eq. (4) and Lemma 2."""
+    """The constants of Eq. (4) and Lemma 2."""
     table = Table("constant", right("value"), "bounds", title="constants (worst case)")
     for name, meaning in MEANINGS.items():
         table.add_row(name, short(getattr(c, name)), meaning)
@@ -47,7 +47,7 @@ def constants(c: Constants) -> Table:
 
 
 def bounds(found: Findings) -> Table:
-    """The bounds at the config's own settings."""
+    """The bounds at the config's settings."""
     table = Table("bound", right("value"), "from", title="bounds at the config's settings")
     for what, value, where in bound_rows(found):
         table.add_row(what, short(value), where)
@@ -55,6 +55,7 @@ def bounds(found: Findings) -> Table:
 
 
 def bound_rows(found: Findings) -> list[tuple[str, float, str]]:
+    """Name, value and source of each bound."""
     p, s, c = found.problem, found.settings, found.problem.constants
     exact = s.variant == "exact"
     rows = [
@@ -80,7 +81,7 @@ def bound_rows(found: Findings) -> list[tuple[str, float, str]]:
 
 
 def regime(found: Findings) -> Table:
-    """Where alpha lies."""
+    """The regime of alpha and the ends of the regimes."""
     r = found.regime
     table = Table("alpha", right("value"), "what ends there", title=f"regime of alpha = {short(r.alpha)}: {r.name}")
     if r.vanishing:
@@ -92,7 +93,7 @@ def regime(found: Findings) -> Table:
 
 
 def plans(named: dict[str, Plan]) -> Table:
-    """Plans side by side."""
+    """Plans in columns: settings, margins of the conditions, and costs."""
     made = list(named.values())
     title = f"plans for mean |grad F|^2 <= {made[0].epsilon:g}; costs per agent"
     table = Table("", *(right(name) for name in named), title=title)
@@ -118,7 +119,7 @@ def plans(named: dict[str, Plan]) -> Table:
 
 
 def smaller(found: Findings) -> Table:
-    """What a smaller adaptation step size would save."""
+    """The cheapest plans at smaller adaptation step sizes, and their savings."""
     now = found.plans["cheapest"]
     header = (right(x) for x in ("value", "rounds K", "m_in", "trajectories", "cheaper by"))
     table = Table("alpha", *header, title="cheapest plans at smaller alpha")
@@ -130,7 +131,7 @@ def smaller(found: Findings) -> Table:
 
 
 def realized(rows: Sequence[RealizedBound]) -> Table:
-    """Bounds beside realized values."""
+    """Bounds and realized values."""
     header = "largest along a run", right("bound"), right("realized"), right("times looser"), "from"
     table = Table(*header, title="bounds and what the fleet realizes")
     for row in rows:
@@ -139,7 +140,7 @@ def realized(rows: Sequence[RealizedBound]) -> Table:
 
 
 def fixed_points(points: Sequence[FixedPoint], bound: float) -> Table:
-    """The first-order floor, agent by agent."""
+    """First-order fixed points: their residual, its bound, and the share of each agent."""
     title = "fixed points of the exact first-order dynamics (Prop. 2)"
     header = (right(x) for x in ("|grad F|", "share of bound", "|grad F| / alpha as alpha -> 0"))
     table = Table("point", "kind", *header, "|share| by agent", title=title)
@@ -152,7 +153,7 @@ def fixed_points(points: Sequence[FixedPoint], bound: float) -> Table:
 
 
 def witness(agreed: Sequence[Agreement]) -> Table:
-    """The paper's numbers of the witness beside ours."""
+    """The paper's numbers of the witness and the computed ones."""
     table = Table("witness of Prop. 2", right("paper"), right("ours"), "agrees")
     for a in agreed:
         table.add_row(a.what, f"{a.paper:.{DIGITS}f}", f"{a.ours:.{DIGITS}f}", "yes" if a.agrees else "[red]no[/]")
@@ -160,7 +161,7 @@ def witness(agreed: Sequence[Agreement]) -> Table:
 
 
 def zeros(points: dict[float, FixedPoint]) -> Table:
-    """A zero of D at every alpha that the paper lists."""
+    """A zero of D at each alpha that the paper lists."""
     header = ("alpha", "theta*", "|D(theta*)|", "grad F(theta*)", "|grad F| / alpha", "")
     table = Table(*(right(x) for x in header), title="zeros of D")
     for alpha, p in points.items():
@@ -170,8 +171,8 @@ def zeros(points: dict[float, FixedPoint]) -> Table:
     return table
 
 
-def as_content(found: Findings, measured: Measured | None) -> dict[str, Any]:
-    """All of it as plain values."""
+def as_content(found: Findings, measured: FleetMeasurements | None) -> dict[str, Any]:
+    """All tables as plain values."""
     c = found.problem.constants
     content: dict[str, Any] = {
         "constants": {name: getattr(c, name) for name in MEANINGS},
@@ -193,6 +194,7 @@ def as_content(found: Findings, measured: Measured | None) -> dict[str, Any]:
 
 
 def plan_content(plan: Plan) -> dict[str, Any]:
+    """A plan as plain values."""
     names = ("epsilon", "bias", "K", "tau", "beta", "m_in", "m_h", "m_out", "trajectories", "steps", "bytes")
     return {
         "alpha": plan.problem.constants.alpha,
@@ -204,6 +206,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
 
 
 def point_content(point: FixedPoint) -> dict[str, Any]:
+    """A fixed point as plain values."""
     limit = point.limit
     return {
         "theta": point.theta.tolist(),
@@ -216,13 +219,15 @@ def point_content(point: FixedPoint) -> dict[str, Any]:
 
 
 def right(name: str) -> Column:
+    """A right-justified column."""
     return Column(name, justify="right")
 
 
 def count(value: int) -> str:
-    """A whole number, in full where it is short."""
+    """A whole number; in scientific notation from 1e9 on."""
     return f"{value:,}" if value < 1e9 else f"{Decimal(value):.3g}".replace("E", "e")
 
 
 def short(value: float) -> str:
+    """A number to four digits."""
     return f"{value:.4g}"

@@ -1,6 +1,7 @@
-"""What client sampling costs Per-FedAvg-PG on the paper's gridworld, and what control variates give back.
+"""Training of Per-FedAvg-PG on the paper's gridworld with a share of the agents per round, with and without control
+variates.
 
-A study beside the paper, which treats full participation and names the correction as an extension.
+The paper treats full participation and names the correction as an extension.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +25,18 @@ from perfedrl.types import Params
 ALPHA, BETA, LOCAL_STEPS, BATCH = 2.0, 0.3, 5, 10
 SHARE, ROUNDS, SEEDS = 0.25, 80, 20
 BESIDE = 0.1
-"""Standard deviation of what a symmetric start is moved by."""
+"""Standard deviation of the perturbation of a symmetric start."""
 MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
 GRAIN = np.float32(2**-13)
-"""Returns are kept in steps of this, which take little room."""
+"""Returns are rounded to multiples of this, which compress well."""
 LAST, FAST = "round-remembering-one", "round-before-a-fast-server"
 
 
 class Sampling(NamedTuple):
-    """One method at some rounds: the mean over agents of the return after adaptation."""
+    """The return after adaptation of one method at some rounds, mean over agents.
+
+    The names of the fields are those of the arrays in the measurement files.
+    """
 
     rounds: np.ndarray
     after: Float[np.ndarray, "seed evaluation"]
@@ -52,29 +56,31 @@ def sampling(
     fleet: Fleet | None = None,
     forms: Mapping[str, Any] = PAPER,
 ) -> dict[str, Sampling]:
-    """Full participation for `rounds` rounds, and a share of the agents for as many trajectories per agent.
+    """Train with full participation for `rounds` rounds, and with a share of the agents for as many trajectories.
 
-    By "full" and the names of `sampled`. `m` trajectories per batch of the exact variant, or exact gradients where it
-    is None. All begin from the policy's start, or from where `rested` noiseless rounds of everybody lead from beside
-    it: there full participation has little more to gain, and what others lose is the penalty. `forms` are those of the
-    estimators.
+    Results are keyed by "full" and the names of `sampled`. Batches of the exact variant have `m` trajectories; where
+    `m` is None gradients are exact. Training begins at the policy's start or, where `rested` is positive, at the limit
+    of so many noiseless rounds with full participation, where the loss of the other methods is the cost of sampling.
+    `forms` are the forms of the estimators.
     """
     fleet, batch = fleet or gridworld(), BATCH if m is None else m
     inner = PerFedAvgPG(ALPHA, beta, local_steps, batch, batch, batch)
-    theta = None if not rested else rest(fleet, inner, rested)
-    run = lambda algorithm, share: followed(  # noqa: E731
-        simulation_of(fleet, algorithm, seeds, None if m is None else forms, share), round(rounds / share), stops, theta
-    )
+    theta = None if not rested else noiseless_limit(fleet, inner, rested)
+
+    def run(algorithm: Algorithm, share: float) -> Sampling:
+        simulation = simulation_of(fleet, algorithm, seeds, None if m is None else forms, share)
+        return follow(simulation, round(rounds / share), stops, theta)
+
     some = sampled(inner, fleet.agents, share, memory)
     return {"full": run(inner, 1.0)} | {name: run(algorithm, share) for name, algorithm in some.items()}
 
 
 def sampled(inner: Algorithm, agents: int, share: float, memory: float) -> dict[str, Algorithm]:
-    """What goes with a share of the agents: nothing ("plain"), a slower server ("slow"), control variates besides.
+    """The methods for a share of the agents: "plain", with a slower server ("slow"), and with control variates.
 
-    With a share of the agents there are as many more rounds, so a server that goes that share of the way makes as much
-    of a trajectory as with all of them. As published, control variates remember one round alone and the server goes
-    all the way; those of rounds also with only one of the two.
+    With a share of the agents there are correspondingly more rounds, so a server rate equal to the share moves as far
+    per trajectory as full participation. As published, control variates remember one round only and the server rate
+    is 1; for control variates of rounds each of the two changes is also made alone.
     """
     slow = FedOpt(inner, "sgd", share)
     ours: dict[str, Algorithm] = {mode: ControlVariate(slow, mode, agents, memory) for mode in MODES}
@@ -84,12 +90,12 @@ def sampled(inner: Algorithm, agents: int, share: float, memory: float) -> dict[
 
 
 def as_published(mode: str) -> str:
-    """The name of a control variate with its paper's memory, before a server without a rate."""
+    """The name of a control variate with its paper's memory and a server rate of 1."""
     return f"{mode}-as-published"
 
 
-def rest(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
-    """Where noiseless rounds of everybody lead; from beside the start, whose symmetry they would keep for ever."""
+def noiseless_limit(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
+    """The parameters after noiseless rounds of all agents from a perturbed start, since the start is symmetric."""
     simulation = simulation_of(fleet, algorithm, [0], None, 1.0)
     state = simulation.start()
     aside = BESIDE * np.random.default_rng(0).normal(size=state.server.message.shape)
@@ -97,8 +103,8 @@ def rest(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
     return simulation.advance(state, 0, rounds).server.message[0]
 
 
-def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | None) -> Sampling:
-    """One method from given parameters, or from the policy's start, looked at `stops` times at even distances."""
+def follow(simulation: Simulation, rounds: int, stops: int, theta: Params | None) -> Sampling:
+    """Run one method from given parameters or from the policy's start, with `stops` evenly spaced evaluations."""
     fleet, algorithm, seeds = simulation.fleet, simulation.algorithms[0], simulation.seeds
     state, policy = simulation.start(), simulation.policy
     if theta is not None:
@@ -120,6 +126,7 @@ def followed(simulation: Simulation, rounds: int, stops: int, theta: Params | No
 def simulation_of(
     fleet: Fleet, algorithm: Algorithm, seeds: Sequence[int], forms: Mapping[str, Any] | None, share: float
 ) -> Simulation:
+    """A simulation with sampled gradients of some forms, or with exact gradients where `forms` is None."""
     policy = TableSoftmax(fleet.train.states, fleet.train.actions)
     agent = Exact(policy) if forms is None else Sampled(policy, **forms)
     return Simulation(Experiment(fleet, policy, algorithm, agent, participation=share), list(seeds))

@@ -1,1 +1,0 @@
-"""Claims of other mechanisms' papers, measured."""
