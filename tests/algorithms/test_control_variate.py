@@ -15,7 +15,7 @@ from perfedrl.errors import UserError
 from perfedrl.exact.tabular import Exact
 from perfedrl.experiments.config import make_config
 from perfedrl.federation.server.network_config import networked
-from perfedrl.studies.mechanisms.client_sampling import sampling
+from perfedrl.studies.client_sampling.training import sampling
 
 FLEET = pf.gridworld(width=3, horizon=5)
 POLICY = pf.TableSoftmax(9, 4)

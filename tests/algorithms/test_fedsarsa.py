@@ -13,7 +13,9 @@ from perfedrl.algorithms.fedsarsa import expected_semi_gradient, semi_gradient
 from perfedrl.estimators import Sampled
 from perfedrl.exact.soft import q_values, sarsa_q
 from perfedrl.exact.tabular import Exact
-from perfedrl.studies.mechanisms import shared_policy
+from perfedrl.studies.fednpg.study import npg_exact, npg_sampled
+from perfedrl.studies.fedsarsa.study import plateau, sarsa_agents, sarsa_heterogeneity
+from perfedrl.studies.table_policy_curves import table_parameters
 from perfedrl.types import Trajectory
 
 GRID, POLICY = pf.gridworld(width=2, horizon=3), pf.TableSoftmax(4, 4)
@@ -102,7 +104,7 @@ def test_it_rests_where_q_belongs_to_its_own_softmax():
     pi = np.exp(q) / np.exp(q).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(q, q_values(mdp, pi), atol=1e-12)
     run = pf.envs.fleet([mdp]), [FedSARSA(0.0, 2.0, 20, 1, 1.0)], [0]
-    thetas = shared_policy.course(*run, rounds=40, every=40, exact=True)[1]
+    thetas = table_parameters(*run, rounds=40, every=40, exact=True)[1]
     np.testing.assert_allclose(thetas[0, -1], q, atol=1e-8)
 
 
@@ -117,7 +119,7 @@ def test_where_a_cold_softmax_goes_in_circles_it_says_so():
 
 def test_without_noise_the_plateau_grows_with_heterogeneity__fedsarsa():
     """To the mean MDP's fixed point as its square, to the agents' own in proportion; equal agents have none."""
-    found = shared_policy.sarsa_heterogeneity((0.0, 0.25, 0.5, 1.0), rounds=400, every=100)
+    found = sarsa_heterogeneity((0.0, 0.25, 0.5, 1.0), rounds=400, every=100)
     mean, own = (found.errors[name][:, -1] for name in ("mean", "own"))
     assert max(mean[0], own[0]) < 1e-4
     np.testing.assert_allclose(own[2:] / own[1:3], 2, rtol=0.05)
@@ -126,17 +128,17 @@ def test_without_noise_the_plateau_grows_with_heterogeneity__fedsarsa():
 
 def test_with_noise_the_plateau_falls_with_the_root_of_the_number_of_agents__fedsarsa():
     """At 1 and 16 equal agents a quarter remains, within 20 % at these fixed seeds."""
-    found = shared_policy.sarsa_agents((1, 16), rounds=300, every=10, seeds=4)
-    heights = shared_policy.plateau(found.errors["mean"]).mean(axis=1)
+    found = sarsa_agents((1, 16), rounds=300, every=10, seeds=4)
+    heights = plateau(found.errors["mean"]).mean(axis=1)
     np.testing.assert_allclose(heights[1] / heights[0], 1 / 4, rtol=0.2)
 
 
 def test_the_study_of_fednpg_has_its_curves():
     grid = pf.gridworld(width=2, horizon=4)
-    exact = shared_policy.npg_exact((1.0, 0.5), grid, rounds=6)
+    exact = npg_exact((1.0, 0.5), grid, rounds=6)
     assert exact.errors["policy"].shape == exact.errors["values"].shape == (2, 7)
     assert exact.rounds.tolist() == list(range(7))
-    sampled = shared_policy.npg_sampled((3,), grid, rounds=4, every=2, seeds=2)
+    sampled = npg_sampled((3,), grid, rounds=4, every=2, seeds=2)
     assert sampled.errors["policy"].shape == (1, 2, 3)
 
 

@@ -13,7 +13,7 @@ from tiny_config import BASE, changed
 
 from perfedrl.cli.runs import REGISTRIES
 from perfedrl.experiments.config import make_config
-from perfedrl.studies import KNOWN
+from perfedrl.studies import STUDIES
 
 
 def test_train_then_list_then_evaluate(run, tmp_path):
@@ -35,7 +35,7 @@ def test_train_then_list_then_evaluate(run, tmp_path):
 
 @pytest.mark.parametrize("kind", [*REGISTRIES, "experiments"])
 def test_list_names_every_registered_part(run, kind):
-    known = list(KNOWN if kind == "experiments" else REGISTRIES[kind])
+    known = list(STUDIES if kind == "experiments" else REGISTRIES[kind])
     code, out, _ = run("list", kind)
     assert code == 0
     assert all(name in out for name in known)
@@ -80,7 +80,7 @@ MISTAKES = [
     (["train", BASE, "--runs", "config.toml"], "config.toml is a file"),
     (["reproduce", "e1", "--figures", "/dev/null"], "/dev/null is a file"),
     (["reproduce", "e1", "--json", "/"], "/ is a folder"),
-    (["reproduce", "e9"], "unknown experiment 'e9'"),
+    (["reproduce", "e9"], "unknown study 'e9'"),
     (["reproduce", "e1", "--seeds", "0"], "--seeds"),
     (["list", "planets"], "planets"),
     (["trian", "x"], "trian"),

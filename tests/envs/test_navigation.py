@@ -14,7 +14,8 @@ from perfedrl.experiments.config import load_config
 from perfedrl.policies import Policy
 from perfedrl.rollout import episode, noise_size
 from perfedrl.simulation.history import Deployment
-from perfedrl.studies.navigation import study as navigation_study
+from perfedrl.studies.navigation import NAVIGATION
+from perfedrl.studies.navigation.study import BUDGETS, POINTS, point_claims, point_config
 from perfedrl.types import Trajectory
 
 NO_NOISE = jnp.zeros(0)
@@ -158,16 +159,14 @@ def test_agents_differ_in_their_goal_only():
 def test_the_target_is_asked_for_at_maml_budget_and_above(untyped):
     after = [-15.0, -12.0, -11.7, -11.0, -12.0, -11.0]
     scores = np.asarray([[-39.0, *after], [-41.0, *after]])[..., None]
-    deployed = Deployment(np.asarray(navigation_study.BUDGETS), {"score": scores}, np.zeros((1, 7, 1, 0)))
-    claims = navigation_study.point_claims({navigation_study.POINTS: SimpleNamespace(deployed=deployed)})
+    deployed = Deployment(np.asarray(BUDGETS), {"score": scores}, np.zeros((1, 7, 1, 0)))
+    claims = point_claims({POINTS: SimpleNamespace(deployed=deployed)})
     assert [c.measured for c in claims] == pytest.approx([-40, *after])
     assert [c.met for c in claims] == [True, True, False, True, True, False, True]
     assert [c.paper for c in claims if np.isfinite(c.paper)] == [-40.41, -11.71]
 
 
 def test_the_config_of_point_navigation_is_the_one_behind_its_claims():
-    assert load_config(CONFIGS / "point_navigation.toml") == navigation_study.point_config(
-        navigation_study.NAVIGATION.seeds
-    )
-    fleet = navigation_study.point_config(1).experiment.fleet
+    assert load_config(CONFIGS / "point_navigation.toml") == point_config(NAVIGATION.seeds)
+    fleet = point_config(1).experiment.fleet
     assert fleet.train.horizon + 1 == 100, "decisions, as in MAML"

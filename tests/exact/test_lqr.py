@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fixtures import lqr_study
+from fixtures import lqr_outcomes
 from jax.scipy.special import ndtr
 from simulations import simulation_of
 
@@ -19,7 +19,7 @@ from perfedrl.exact import lqr as lq
 from perfedrl.exact.tabular import Exact, ExactObjective
 from perfedrl.policies import LinearGaussian, linear_gaussian
 from perfedrl.rollout import episode
-from perfedrl.studies.lqr import study as study
+from perfedrl.studies.lqr import study
 from perfedrl.studies.lqr.training import costs, descend
 
 CONFIG = Path(__file__).parents[2] / "configs" / "lqr.toml"
@@ -287,7 +287,7 @@ def test_the_committed_config_measures_exact_costs():
 
 
 def test_claims_are_met_by_what_they_ask_for_alone():
-    made_up = lqr_study()
+    made_up = lqr_outcomes()
     assert all(claim.met for claim in study.claims(made_up))
     assert len(study.claims(made_up)) == 9
     worse = made_up[0.5]

@@ -11,8 +11,8 @@ import pytest
 
 from perfedrl.report import interactive, page
 from perfedrl.report.plots import Axis, Lines, Series
-from perfedrl.studies import EXPERIMENTS, demonstration, reports
-from perfedrl.studies.figures import FIGURES
+from perfedrl.studies import GROUPS, demonstration
+from perfedrl.studies.reproduction import reproduction_page
 
 ABOUT = {"seconds": 1.0, "device": "2 x cpu (cpu)", "finished": "2026-01-01T00:00:00", "perfedrl": "0", "jax": "0"}
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -23,25 +23,25 @@ def described(runs):
 
 
 MEASURED = ("theory", "lqr")
-"""Experiments that train nothing."""
+"""Studies that train nothing."""
 
 
 @pytest.fixture
 def report(runs_of):
-    """All experiments on one page, of made-up runs."""
+    """A page of all studies with made-up runs."""
     claims, plots, runs = [], [], {}
-    for name, experiment in EXPERIMENTS.items():
+    for name, study in GROUPS["all"].items():
         evidence = runs_of[name]
         if name == "curvature":
             evidence = evidence._replace(runs=described(evidence.runs))
         elif name not in MEASURED:
             evidence = described(evidence)
-        claims += experiment.claims(evidence)
-        plots += FIGURES[name](evidence)
+        claims += study.claims(evidence)
+        plots += study.figures(evidence)
         trained = {} if name in MEASURED else evidence.runs if name == "curvature" else evidence
         runs |= {run.config.folder: run for run in trained.values()}
-    return reports.of_reproduction(
-        list(EXPERIMENTS.values()), claims, plots, list(runs.values()), "perfedrl reproduce all <&>"
+    return reproduction_page(
+        list(GROUPS["all"].values()), claims, plots, list(runs.values()), "perfedrl reproduce all <&>"
     )
 
 
@@ -67,7 +67,7 @@ def test_the_claims_table_says_what_was_met(report):
 
 def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
     runs = described(deployed_runs)
-    html = page.html(reports.of_demo(runs, "perfedrl demo"))
+    html = page.html(demonstration.demonstration_page(runs, "perfedrl demo"))
     assert "in 75% of episodes" in html
     assert "in 86% after one policy-gradient step from 200 trajectories" in html
     assert [row.trajectories for row in demonstration.rows(runs)] == [0, 20, 100, 200]

@@ -1,4 +1,4 @@
-"""Comparisons: the same budget for all, settings from agents and seeds that no test sees, the same table every time."""
+"""Comparisons: equal budgets, tuning on other agents and seeds than the tested ones, reproducible results."""
 
 import functools
 import json
@@ -10,11 +10,11 @@ import pytest
 from perfedrl.algorithms import ALGORITHMS
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import critical_difference, mean_ranks
-from perfedrl.studies import reports
-from perfedrl.studies.compare import METHODS, Comparison, Plan, Trial, compare, load_plans
+from perfedrl.studies.compare import METHODS, Comparison, ComparisonPlan, Trial, compare, load_plans
 from perfedrl.studies.compare import figures as compare_figures
 from perfedrl.studies.compare import tables as compare_tables
 from perfedrl.studies.compare.comparison import Entry, decoded, encoded
+from perfedrl.studies.compare.page import comparisons_page
 from perfedrl.studies.compare.plan import common_agents
 from perfedrl.studies.compare.tuning import best, draws, search
 
@@ -199,7 +199,7 @@ def test_ranks_and_their_critical_difference():
 
 def test_the_page_says_who_is_best_and_what_was_tuned(made):
     _, found = made
-    report = reports.of_comparisons([found], "perfedrl compare small.toml")
+    report = comparisons_page([found], "perfedrl compare small.toml")
     means = {name: found.measures(name)["training"].mean() for name in found.entries}
     assert METHODS[max(means, key=means.get)].title in report.summary
     titles = [table.title for table in report.tables]
@@ -262,8 +262,8 @@ def test_committed_comparisons_are_those_of_the_committed_plans():
 
 
 def test_a_plan_goes_by_what_it_compares_and_not_by_who_takes_part(small):
-    fewer = Plan.model_validate({**small.model_dump(), "methods": ("fedavg-pg",)})
-    longer = Plan.model_validate({**small.model_dump(), "rounds": 3})
+    fewer = ComparisonPlan.model_validate({**small.model_dump(), "methods": ("fedavg-pg",)})
+    longer = ComparisonPlan.model_validate({**small.model_dump(), "rounds": 3})
     assert fewer.folder == small.folder != longer.folder
 
 
@@ -306,4 +306,4 @@ def test_what_has_no_numbers_is_drawn_last_or_not_at_all(made):
     assert compare_tables.winners([none], "training") == []
     assert compare_figures.details(none) == []
     both = compare_tables.measured(Comparison(found.plan, {**found.entries, "first-order": lost}))
-    assert compare_figures.standing(both, "first-order") == 1.0
+    assert compare_figures.relative_rank(both, "first-order") == 1.0

@@ -1,4 +1,4 @@
-"""`perfedrl estimators`: measured bias and variance are the true ones, and what a user sees and gets."""
+"""`perfedrl estimators`: measured bias and variance agree with exact ones; output, files and errors of the command."""
 
 import json
 
@@ -14,7 +14,7 @@ from perfedrl import exact
 from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, forms
 from perfedrl.report import interactive, static
 from perfedrl.report.plots import rows
-from perfedrl.studies.estimators import CURVATURE, GRADIENT, Measured, measure
+from perfedrl.studies.estimators import CURVATURE, GRADIENT, ValueWithError, compare_estimators
 from perfedrl.studies.estimators import figures as estimators_figures
 from perfedrl.studies.estimators import tables as estimators_tables
 from perfedrl.studies.estimators.candidates import candidates
@@ -38,7 +38,7 @@ PLAIN = ("none", "leave-one-out", "ridge")
 def small():
     """Some estimators on the small grid at its start and its end."""
     some = ("score", "causal", "lvc", "dice", "taypo")
-    return measure(
+    return compare_estimators(
         pf.make_config(GRID),
         ("end", "start"),
         replicates=4000,
@@ -67,7 +67,7 @@ def test_there_is_one_row_for_every_estimator_and_stage_and_the_paper_is_the_mea
     assert {row.round for row in small.rows} == {0, 4}
     assert small.reference is None
     for stage in small.stages:
-        found, products = small.verdict(stage), small.at(stage, CURVATURE)
+        found, products = small.recommendation(stage), small.at(stage, CURVATURE)
         assert found.paper.ratio == (1, 0)
         assert found.best.estimator.form == "causal"
         assert found.best.ratio.value < 0.9
@@ -109,7 +109,7 @@ def listed_variances(config, names, m):
 
 def test_the_measured_variance_is_that_of_all_batches_listed():
     config, some = pf.make_config(LISTED), {"forms": ("score", "lvc"), "baselines": ("none", "leave-one-out")}
-    study = measure(config, ("start",), m=2, replicates=20_000, **some)
+    study = compare_estimators(config, ("start",), m=2, replicates=20_000, **some)
     with jax.enable_x64(True):
         true = listed_variances(config, [(row.estimator.form, row.estimator.baseline) for row in study.rows], m=2)
     assert len(study.rows) == 2 * 2 + 2
@@ -240,8 +240,8 @@ def test_the_figure_has_every_estimator_once_and_is_drawn_on_paper_and_in_a_brow
 
 def test_numbers_are_shown_to_the_digits_that_they_have():
     shown = {(0.494, 0.038): "0.49 ± 0.04", (18.8, 3.28): "19 ± 3", (0.00612, 0.0009): "0.0061 ± 0.0009", (1, 0): "1"}
-    assert [estimators_tables.with_error(Measured(*x)) for x in shown] == list(shown.values())
-    assert estimators_tables.short(float("nan")) == estimators_tables.with_error(Measured(np.nan, np.nan)) == "–"
+    assert [estimators_tables.with_error(ValueWithError(*x)) for x in shown] == list(shown.values())
+    assert estimators_tables.short(float("nan")) == estimators_tables.with_error(ValueWithError(np.nan, np.nan)) == "–"
 
 
 def test_tables_and_words_say_what_was_found(small):
@@ -250,7 +250,7 @@ def test_tables_and_words_say_what_was_found(small):
     assert set(content["verdicts"]) == {"start", "end"}
     assert content["verdicts"]["end"]["least_variance_without_bias"]["form"] == "causal"
     assert estimators_tables.stage(small, "end").row_count == len(small.rows) // 2
-    text = estimators_tables.verdict(small, "end")
+    text = estimators_tables.recommendation(small, "end")
     assert "without bias 'causal'" in text
     assert "(the same estimate: " in text
     assert "with bias 'lvc'" in text

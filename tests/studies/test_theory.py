@@ -1,4 +1,4 @@
-"""`perfedrl theory`: what a user sees and gets, and what bad input gets."""
+"""`perfedrl theory`: output and files of the command, and errors for bad input."""
 
 import json
 
@@ -6,8 +6,8 @@ import pytest
 from fixtures import write
 
 import perfedrl as pf
-from perfedrl.report.plots import Pair, Pairs, rows
-from perfedrl.studies.theory import analysis as say
+from perfedrl.report.plots import BoundPair, Pairs, rows
+from perfedrl.studies.theory import analysis
 from perfedrl.studies.theory import tables as theory_tables
 from perfedrl.studies.theory.figures import pairs
 from perfedrl.theory.realized_bounds import RealizedBound
@@ -169,11 +169,13 @@ def test_a_smaller_alpha_is_compared_at_the_same_given_quantities(run, config, t
 
 
 def test_the_gap_is_that_of_each_alpha():
-    found = say.of_config(pf.make_config(with_algorithm(alpha=5.0)), 0.1)
+    found = analysis.of_config(pf.make_config(with_algorithm(alpha=5.0)), 0.1)
     gaps = {name: plan.problem.gap for name, plan in found.smaller.items()}
     assert found.problem.gap < gaps["half"] < gaps["none"]
     assert gaps["none"] == pytest.approx(2 / 3)
-    assert all(plan.problem.gap == 0.3 for plan in say.of_config(pf.make_config(SMALL), 0.1, gap=0.3).smaller.values())
+    assert all(
+        plan.problem.gap == 0.3 for plan in analysis.of_config(pf.make_config(SMALL), 0.1, gap=0.3).smaller.values()
+    )
 
 
 def test_a_missing_config_is_named(run):
@@ -221,7 +223,7 @@ def test_fedavg_is_the_theory_without_adaptation(run, tmp_path):
 
 
 def test_findings_without_the_command_line():
-    found = say.of_config(pf.make_config(SMALL), 0.1)
+    found = analysis.of_config(pf.make_config(SMALL), 0.1)
     assert found.bound.total > 0
     assert found.silent == ""
     assert list(found.smaller)[-1] == "none"
@@ -233,5 +235,5 @@ def test_pairs_leave_out_what_is_zero_and_list_the_rest():
     plot = pairs(
         "name", "title", [RealizedBound("a", "A", "Lemma 1", 2.0, 1.0), RealizedBound("b", "B", "Lemma 2", 2.0, 0.0)]
     )
-    assert plot == Pairs("name", "title", "value (each in its own unit)", (Pair("a  [Lemma 1]", 2.0, 1.0),))
+    assert plot == Pairs("name", "title", "value (each in its own unit)", (BoundPair("a  [Lemma 1]", 2.0, 1.0),))
     assert rows(plot) == (("quantity", "bound", "realized"), [("a  [Lemma 1]", 2.0, 1.0)])
