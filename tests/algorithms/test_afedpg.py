@@ -9,7 +9,7 @@ from untraced import Untraced
 
 import perfedrl as pf
 from perfedrl.algorithms import AFedPG
-from perfedrl.algorithms.afedpg import Arrival
+from perfedrl.algorithms.afedpg import GradientArrival
 from perfedrl.estimators import Sampled
 from perfedrl.exact.tabular import Exact
 
@@ -36,7 +36,7 @@ def test_without_delays_momentum_and_normalization_it_is_fedavg_pg_with_one_loca
 def arrivals(gradients, since, arrived):
     """Uploads as agents send them: zeros where nothing arrived."""
     gradients, since, arrived = (jnp.asarray(x, float) for x in (gradients, since, arrived))
-    return Arrival(gradients * arrived[:, None], since * arrived, arrived)
+    return GradientArrival(gradients * arrived[:, None], since * arrived, arrived)
 
 
 def test_two_ticks_of_the_server_by_hand():

@@ -10,7 +10,7 @@ from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, ControlVariate, FedOpt, Personal, Private, StormPG
-from perfedrl.algorithms.control_variate import With
+from perfedrl.algorithms.control_variate import WithControl
 from perfedrl.errors import UserError
 from perfedrl.exact.tabular import Exact
 from perfedrl.experiments.config import make_config
@@ -105,11 +105,11 @@ def test_one_round_by_hand(memory):
     upload, client = by_round.client(theta, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
     assert upload == pytest.approx(0.2 + 0.75 * 0.8 - 0.1)
     assert client.control == pytest.approx(0.1 + memory * (0.6 - 0.1))
-    server = by_round.server(server._replace(private=With((), jnp.asarray(0.3))), upload[None], jnp.ones(1))
+    server = by_round.server(server._replace(private=WithControl((), jnp.asarray(0.3))), upload[None], jnp.ones(1))
     assert server.message == pytest.approx(0.2 + 0.3 + 0.5)
     assert server.private.control == pytest.approx(0.3 + memory * 0.5 * 0.5)
     server, client = by_step.init(theta)
-    server = server._replace(message=With(theta, jnp.asarray(0.3)))
+    server = server._replace(message=WithControl(theta, jnp.asarray(0.3)))
     upload, client = by_step.client(server.message, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
     first = 0.2 + 0.5 * 0.8 + 0.2
     second = first + 0.5 * (1 - first) + 0.2
@@ -133,7 +133,7 @@ def test_a_server_with_a_rate_goes_that_part_of_the_corrected_way_and_learns_c_a
     assert server.private.control == pytest.approx(0.3 + 0.5 * 0.5 * 0.5)
     algorithm = ControlVariate(inner, "step", 2, 0.5)
     server, client = algorithm.init(theta)
-    server = server._replace(message=With(theta, jnp.asarray(0.3)))
+    server = server._replace(message=WithControl(theta, jnp.asarray(0.3)))
     upload, client = algorithm.client(server.message, client._replace(control=jnp.asarray(0.1)), Pulled(1.0), key)
     server = algorithm.server(server, upload[None], jnp.ones(1))
     moved = upload - 0.2
@@ -173,7 +173,7 @@ def test_at_rest_sampling_no_longer_moves_anything_in_either_mode():
         algorithm = ControlVariate(inner, mode, 3)
         server, _ = algorithm.init(jnp.asarray(0.2))
         for i in range(3):
-            upload, after = algorithm.client(server.message, With((), moves[i]), Pulled(targets[i]), key)
+            upload, after = algorithm.client(server.message, WithControl((), moves[i]), Pulled(targets[i]), key)
             moved = algorithm.server(server, upload[None], jnp.ones(1))
             assert algorithm.shared(moved.message) == pytest.approx(0.2, abs=1e-7)
             assert after.control == pytest.approx(float(moves[i]), abs=1e-7)

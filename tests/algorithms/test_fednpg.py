@@ -10,7 +10,7 @@ from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import FedNPG, Private
-from perfedrl.algorithms.fednpg import Known, backed_up, filled
+from perfedrl.algorithms.fednpg import ActionValues, backed_up, filled
 from perfedrl.envs import fleet as fleet_of
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys
 from perfedrl.exact import soft as exact_soft
@@ -167,7 +167,7 @@ def test_a_backup_by_hand():
     """States 0, 0, 1 with actions 1, 1, 0. V is the table's mean and the entropy of a coin; the pair (0, 1) gets the
     mean of its two visits, and (0, 0), which was not tried, rises with it; the last decision is no visit.
     """
-    known = Known(jnp.asarray([[1.0, 3.0], [8.0, 0.0]]), jnp.ones((2, 2)))
+    known = ActionValues(jnp.asarray([[1.0, 3.0], [8.0, 0.0]]), jnp.ones((2, 2)))
     obs, action, reward = jnp.asarray([[0, 0, 1]]), jnp.asarray([[1, 1, 0]]), jnp.asarray([[1.0, 2.0, 4.0]])
     one = Trajectory(obs, action, reward, jnp.ones((1, 3)))
     h = 0.1 * np.log(2)
@@ -182,7 +182,7 @@ def test_a_backup_by_hand():
 
 def test_actions_never_tried_count_as_the_mean_of_those_that_were():
     q, seen = jnp.asarray([[1.0, 3.0, 9.0], [9.0, 9.0, 9.0]]), jnp.asarray([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    np.testing.assert_allclose(filled(Known(q, seen), jnp.zeros((2, 3))), [[1, 3, 2], [0, 0, 0]], atol=1e-6)
+    np.testing.assert_allclose(filled(ActionValues(q, seen), jnp.zeros((2, 3))), [[1, 3, 2], [0, 0, 0]], atol=1e-6)
 
 
 def test_sampled_runs_reach_the_optimum_too():

@@ -9,7 +9,7 @@ from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import Mixing
-from perfedrl.algorithms.mixing import Mixed
+from perfedrl.algorithms.mixing import MixingState
 from perfedrl.compilation import jit
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.zeroth_order import ZerothOrder
@@ -37,7 +37,7 @@ class Bowl(eqx.Module):
 
 
 def state(v, weight):
-    return Mixed(jnp.asarray(v), jnp.asarray(weight), jnp.ones(()))
+    return MixingState(jnp.asarray(v), jnp.asarray(weight), jnp.ones(()))
 
 
 def trained(algorithms, rounds=3):

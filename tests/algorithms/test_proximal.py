@@ -9,7 +9,7 @@ from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl.algorithms import PFedMe, PMetaRL
-from perfedrl.algorithms.proximal import Near
+from perfedrl.algorithms.proximal import ProximalState
 from perfedrl.exact.tabular import Exact
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
@@ -143,7 +143,7 @@ def test_an_agent_that_never_took_part_takes_proximal_steps_from_the_shared_poli
 
 def test_a_personal_policy_follows_the_shared_one_as_another_step_would_with_the_same_gradient(method):
     algorithm = method(0.5, 0.25, weight=2.0, local_steps=1, m=1)
-    own = Near(jnp.asarray([1.0]), jnp.asarray([3.0]), jnp.ones(()))
+    own = ProximalState(jnp.asarray([1.0]), jnp.asarray([3.0]), jnp.ones(()))
     moved = algorithm.personalize(jnp.asarray([7.0]), own, Bowl(jnp.zeros(1)), KEY, 5)
     np.testing.assert_allclose(moved, [1.0 + 0.5 * 4.0], err_msg="s = 1/2, and m does not matter")
 

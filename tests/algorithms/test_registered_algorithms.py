@@ -17,7 +17,7 @@ import perfedrl as pf
 from perfedrl import exact
 from perfedrl.algorithms import ALGORITHMS, SGMRL
 from perfedrl.algorithms.base import check_counts
-from perfedrl.algorithms.sg_mrl import Seen, debiased_gradient
+from perfedrl.algorithms.sg_mrl import ReturnAverage, debiased_gradient
 from perfedrl.compilation import jit
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys, forms
 from perfedrl.experiments.config import make_config
@@ -98,7 +98,7 @@ class Urn:
 def expected_step(bandit, theta, alpha, m_in):
     """The mean of sg-mrl's local step of length beta = 1: over all inner batches, by their law, and outer pulls."""
     policy, algorithm = exact.softmax_of(bandit), SGMRL(alpha, 1.0, m_in=m_in, m_out=1)
-    seen, counts = Seen(jnp.zeros(()), jnp.zeros(())), jnp.arange(m_in + 1)
+    seen, counts = ReturnAverage(jnp.zeros(()), jnp.zeros(())), jnp.arange(m_in + 1)
     agent = PolicyObjective(Urn(bandit.r[0]), policy, bandit.discount, forms(baseline="none"))
 
     def after(k):

@@ -12,8 +12,8 @@ from simulations import simulation_of
 import perfedrl as pf
 from perfedrl import exact
 from perfedrl.algorithms import SGMRL, StormPG, local_steps
-from perfedrl.algorithms.sg_mrl import Seen
-from perfedrl.algorithms.storm import Weights, no_weights, reweighted_gradient, start
+from perfedrl.algorithms.sg_mrl import ReturnAverage
+from perfedrl.algorithms.storm import WeightRecord, no_weights, reweighted_gradient, start
 from perfedrl.compilation import jit
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys, forms
 from perfedrl.policies import actor_critic
@@ -100,7 +100,7 @@ def test_the_estimate_is_unbiased_for_the_objective_with_a_sampled_step(shape, m
     alpha, algorithm = 1.5, SGMRL(1.5, 1.0, m_in=m_in, m_out=1)
     with jax.enable_x64(True):
         agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount, forms(baseline=baseline))
-        state = Seen(jnp.asarray(0.4 * seen), jnp.asarray(0.4 if seen else 0.0))
+        state = ReturnAverage(jnp.asarray(0.4 * seen), jnp.asarray(0.4 if seen else 0.0))
         mean = np.asarray(jit(lambda x: mean_direction(algorithm, agent, x, state, t))(theta))
         V = lambda x: written_out_V(x, policy, t, mdp.discount, alpha, m_in, baseline != "none")  # noqa: E731
         expected = np.asarray(jit(jax.grad(V))(theta))
@@ -110,7 +110,7 @@ def test_the_estimate_is_unbiased_for_the_objective_with_a_sampled_step(shape, m
 
 
 def test_what_was_seen_is_a_mean_over_earlier_steps_and_0_before():
-    seen = Seen(jnp.zeros(()), jnp.zeros(()))
+    seen = ReturnAverage(jnp.zeros(()), jnp.zeros(()))
     assert seen.mean == 0
     assert seen.with_another(jnp.asarray(3.0)).mean == pytest.approx(3)
     two = seen.with_another(jnp.asarray(3.0)).with_another(jnp.asarray(5.0))
@@ -125,7 +125,7 @@ def one_step(algorithm, state):
 
 
 def test_the_score_baseline_is_from_before_the_step_and_can_be_left_out():
-    states = [Seen(jnp.asarray(x), jnp.ones(())) for x in (0.0, 10.0)]
+    states = [ReturnAverage(jnp.asarray(x), jnp.ones(())) for x in (0.0, 10.0)]
     (low, inner), (high, _) = (one_step(SGMRL(1.0, 0.3, m_in=4), state) for state in states)
     score = jax.grad(lambda x: jnp.sum(jnp.log(TABLE.probabilities(x))[inner.obs, inner.action]))(jnp.zeros((9, 4)))
     np.testing.assert_allclose(low[0] - high[0], 0.3 * 10 * score, rtol=1e-5, atol=1e-5)
@@ -135,7 +135,7 @@ def test_the_score_baseline_is_from_before_the_step_and_can_be_left_out():
 
 
 def test_a_clipped_step_is_as_long_as_it_may_be():
-    (theta, _), _ = one_step(SGMRL(1.0, 0.5, m_in=4, clip=0.01), Seen(jnp.ones(()), jnp.ones(())))
+    (theta, _), _ = one_step(SGMRL(1.0, 0.5, m_in=4, clip=0.01), ReturnAverage(jnp.ones(()), jnp.ones(())))
     assert jnp.linalg.norm(theta) == pytest.approx(0.005, rel=1e-4)
 
 
@@ -224,7 +224,7 @@ def test_diagnostics_are_of_the_last_round():
     np.testing.assert_array_equal(said["weights clipped"] > 0, said["largest weight"] > 1.2)
     one = StormPG(2.0, 1.0, local_steps=1).client
     _, alone = jit(lambda theta: one(theta, no_weights(), Sampled(TABLE)(FLEET.task(0)), KEY))(TABLE.init())
-    assert alone == Weights(0, 0, 0, 0), "a single step carries nothing over"
+    assert alone == WeightRecord(0, 0, 0, 0), "a single step carries nothing over"
 
 
 @pytest.mark.parametrize("baseline", ["ridge", "critic"])

@@ -10,7 +10,7 @@ from simulations import simulation_of
 import perfedrl as pf
 from perfedrl.algorithms import FedAvgPG, Private, Robust, SharedRepresentation
 from perfedrl.algorithms.aggregation import Median
-from perfedrl.algorithms.shared_representation import Headed, heads
+from perfedrl.algorithms.shared_representation import HeadState, heads
 from perfedrl.compilation import jit
 from perfedrl.experiments.files import named_leaves
 from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax, Normalized
@@ -118,7 +118,7 @@ def test_agents_deploy_their_own_head_and_new_ones_the_start_head_after_steps_of
     _, fresh = algorithm.init(START)
     place = jax.tree.map(lambda x: x + 4, START)
     message = (jax.tree.map(lambda x: x + 9, START[0]), START[1])
-    mine = Headed(jax.tree.map(lambda x: x + 2, fresh.head), jnp.ones(()))
+    mine = HeadState(jax.tree.map(lambda x: x + 2, fresh.head), jnp.ones(()))
     same(
         algorithm.personalize(message, mine, Bowl(place), KEY, 0), (message[0], jax.tree.map(lambda x: x + 2, START[1]))
     )

@@ -1,8 +1,8 @@
-"""Algorithms: one file each, one registry line each; the line enrols it in every contract test.
+"""Federated algorithms, one file and one registry line each; the line enrols an algorithm in every contract test.
 
-Around them: `aggregation.py` (what the server makes of uploads), `private.py`, `personal.py` (what agents keep),
-`control_variate.py` (for some agents per round), `fedopt.py` (how the server steps), `attacks.py`;
-`wrapper.py` is what these share.
+`base.py` is their contract. Wrappers, whose base is `wrapper.py` and whose order is in `composition.py`: `personal.py`
+(parameters that stay with the agents), `private.py` (clipping and noise), `aggregation.py` (robust combination of
+uploads), `fedopt.py` (server optimizers), `control_variate.py` (correction of client sampling and drift), `attacks.py`.
 """
 
 from perfedrl.algorithms.afedpg import AFedPG

@@ -1,4 +1,4 @@
-"""AFedPG: asynchronous federated policy gradient; agents work at their own pace on parameters that have grown old."""
+"""AFedPG: asynchronous federated policy gradient, in which agents compute gradients at outdated parameters."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -26,24 +26,24 @@ from perfedrl.types import Array, Params
 DELAYS = ("none", "uniform", "geometric")
 
 
-class Broadcast(NamedTuple):
-    """The parameters, those that agents are to compute at, and the tick of the server's clock."""
+class LookAheadMessage(NamedTuple):
+    """The message: the parameters, the look-ahead at which agents compute gradients, and the server's clock."""
 
     theta: Params
     ahead: Params
     tick: Float[Array, ""]
 
 
-class Work(NamedTuple):
-    """What an agent computes at, the tick it downloaded that in, and how many ticks it still takes; -1 when idle."""
+class PendingGradient(NamedTuple):
+    """A gradient in the making: its parameters, the tick of their download, and the ticks left (-1: idle)."""
 
     params: Params
     since: Float[Array, ""]
     left: Float[Array, ""]
 
 
-class Arrival(NamedTuple):
-    """A gradient and the tick of its parameters, with `arrived` = 1; all zeros where an agent has not finished."""
+class GradientArrival(NamedTuple):
+    """An upload: a gradient and the tick of its parameters, with `arrived` = 1; all zeros from an agent at work."""
 
     gradient: Params
     since: Float[Array, ""]
@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
 
 
 class AFedPG(Algorithm):
-    """Normalized momentum with a look-ahead that makes up for old gradients (Lan et al., 2024), delays simulated.
+    """Normalized momentum with a look-ahead that corrects for outdated gradients (Lan et al., 2024), delays simulated.
 
     A round is one tick. An idle agent downloads the look-ahead parameters and computes a gradient there from m
     trajectories, which takes it a number of ticks drawn from `delays`: none; uniform from 0 to twice `mean_delay`;
@@ -97,30 +97,34 @@ class AFedPG(Algorithm):
 
     @property
     def trajectories_per_round(self) -> int:
-        """The most that a tick costs; most agents are still at work in most ticks."""
+        """The largest cost of a tick; in most ticks most agents are still at work and sample nothing."""
         return self.m
 
     def trajectories_after(self, rounds: int) -> int:
-        """What an agent spends on average in the long run: m each time it finishes, every 1 + `mean_delay` ticks."""
+        """Mean cost of an agent in the long run: m trajectories every 1 + `mean_delay` ticks."""
         return round(rounds * self.m / (1 + self.mean_delay))
 
-    def init(self, params: Params) -> tuple[ServerState, Work]:
+    def init(self, params: Params) -> tuple[ServerState, PendingGradient]:
         nothing, zero = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
-        return ServerState(Broadcast(params, params, zero), nothing), Work(params, zero, -jnp.ones(()))
+        return ServerState(LookAheadMessage(params, params, zero), nothing), PendingGradient(
+            params, zero, -jnp.ones(())
+        )
 
-    def client(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray) -> tuple[Arrival, Work]:
-        """One tick: begin where nothing is under way, and deliver where it is finished."""
+    def client(
+        self, message: LookAheadMessage, state: PendingGradient, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[GradientArrival, PendingGradient]:
+        """Advance one tick: an idle agent begins a gradient, and an agent that has finished sends it."""
         keys = StepKeys(*jax.random.split(key, (1, len(StepKeys._fields)))[0])
-        work = select(state.left < 0, Work(message.ahead, message.tick, self.delay(keys.inner)), state)
+        work = select(state.left < 0, PendingGradient(message.ahead, message.tick, self.delay(keys.inner)), state)
         done = work.left == 0
         estimate = lambda _, __: agent.gradient(work.params, keys.outer, self.m)  # noqa: E731
         nothing = jax.tree.map(jnp.zeros_like, work.params)
         g = repeated(estimate, nothing, agent, jnp.where(done, 1, 0))
         arrived = done.astype(work.left.dtype)
-        return Arrival(g, arrived * work.since, arrived), work._replace(left=work.left - 1)
+        return GradientArrival(g, arrived * work.since, arrived), work._replace(left=work.left - 1)
 
     def delay(self, key: PRNGKeyArray) -> Float[Array, ""]:
-        """How many ticks a computation takes beyond the one it begins in."""
+        """Draw the number of ticks that a gradient takes beyond the one it begins in."""
         u = jax.random.uniform(key)
         if self.delays == "uniform":
             return jnp.floor(u * (2 * self.mean_delay + 1))
@@ -128,8 +132,8 @@ class AFedPG(Algorithm):
             return jnp.floor(jnp.log1p(-u) / np.log(self.mean_delay / (1 + self.mean_delay)))
         return jnp.zeros_like(u)
 
-    def server(self, state: ServerState, uploads: Arrival, weights: Float[Array, " n"]) -> ServerState:
-        """Move along what arrived; where nothing did, only the clock moves."""
+    def server(self, state: ServerState, uploads: GradientArrival, weights: Float[Array, " n"]) -> ServerState:
+        """Step along the mean of the arrived gradients; if none arrived, only advance the clock."""
         theta, ahead, tick = state.message
         mean = average(uploads, weights)
         some = mean.arrived > 0
@@ -140,17 +144,19 @@ class AFedPG(Algorithm):
         moved = optax.tree.add_scale(theta, self.beta / jnp.where(length > 0, length, 1), d)
         further = jax.tree.map(lambda x, y: y + (1 - a) / a * (y - x), theta, moved)
         theta, ahead, d = select(some, (moved, further, d), (theta, ahead, state.private))
-        return ServerState(Broadcast(theta, ahead, tick + 1), d)
+        return ServerState(LookAheadMessage(theta, ahead, tick + 1), d)
 
-    def shared(self, message: Broadcast) -> Params:
+    def shared(self, message: LookAheadMessage) -> Params:
         return message.theta
 
-    def personalize(self, message: Broadcast, state: Work, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+    def personalize(
+        self, message: LookAheadMessage, state: PendingGradient, agent: Objective, key: PRNGKeyArray, m: int
+    ) -> Params:
         return adapt(agent, message.theta, self.alpha, key, m)
 
 
 def check_delays(delays: str, mean: float) -> None:
-    """Refuse kinds of delays that there are not, and means that they cannot have."""
+    """Check the kind of delays, and that they can have the given mean."""
     if delays not in DELAYS:
         raise UserError(f"the delays must be {' or '.join(map(repr, DELAYS))}; they are {delays!r}")
     if not 0 <= mean <= LARGEST_STEP:

@@ -1,7 +1,7 @@
-"""Robust aggregation: what the server makes of the agents' uploads where some of them may be faulty or hostile.
+"""Robust aggregation: combine the agents' uploads where some of them may be faulty or hostile.
 
 An aggregation is a hashable object that turns uploads, stacked along the agents' axis, and their weights into one
-upload. Sums, not dot products, so that a seed's result does not depend on what runs beside it.
+upload. It uses sums, not dot products, so that a seed's result does not depend on what runs beside it.
 """
 
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from perfedrl.registry import registry
 from perfedrl.types import Array
 
 LARGEST = 1e15
-"""What a robust aggregation takes a coordinate for that is larger, or no number at all: its square is still finite."""
+"""Replaces larger coordinates and NaN in a robust aggregation; its square is still finite."""
 
 ROUNDING = 1e-6
-"""Shares of the total weight that differ by less are the same."""
+"""Shares of the total weight that differ by less count as equal."""
 
 NEVER = 1e-30
-"""A distance that stands for 0 where something is divided by it."""
+"""Smallest distance that is divided by."""
 
 MOST_ITERATIONS = 10_000
 
 
 @runtime_checkable
 class Aggregation(Protocol):
-    """One upload from many; `least_agents` is how many there must be."""
+    """A function that combines uploads into one; `least_agents` is the smallest number of uploads."""
 
     @property
     def least_agents(self) -> int: ...
@@ -42,7 +42,7 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True)
 class Mean:
-    """The weighted mean, line 10 of Algorithm 1. A single agent can move it anywhere."""
+    """The weighted mean, line 10 of Algorithm 1. A single agent can move it arbitrarily."""
 
     least_agents = 1
 
@@ -52,9 +52,9 @@ class Mean:
 
 @dataclass(frozen=True)
 class Median:
-    """The weighted median of every coordinate by itself (Yin et al., 2018); halfway between two that tie.
+    """The weighted median of every coordinate (Yin et al., 2018); the midpoint of two values that tie.
 
-    Agents with less than half of the weight cannot move a coordinate out of the range of the others'.
+    Agents with less than half of the weight cannot move a coordinate out of the range of the others.
     """
 
     least_agents = 1
@@ -67,8 +67,8 @@ class Median:
 class TrimmedMean:
     """The weighted mean of every coordinate without the largest and the smallest `share` of the weight.
 
-    An agent at the edge counts with what is left of its weight. Agents with at most `share` of the weight cannot move a
-    coordinate out of the range of the others'.
+    An agent at the edge counts with the rest of its weight. Agents with at most `share` of the weight cannot move a
+    coordinate out of the range of the others.
     """
 
     share: float = 0.2
@@ -86,9 +86,9 @@ class TrimmedMean:
 class GeometricMedian:
     """The point whose weighted sum of distances to the uploads, as whole vectors, is least (Pillutla et al., 2022).
 
-    Weiszfeld's iteration from the median of coordinates, `iterations` times. Distances under `smoothing` times the
-    median one count as that. Agents with a share q < 1/2 of the weight cannot move it further than
-    2 (1 - q) / (1 - 2 q) R from a point that has all others within R.
+    Weiszfeld's iteration from the median of coordinates, `iterations` times. Distances below `smoothing` times the
+    median distance are raised to it. Agents with a share q < 1/2 of the weight cannot move it further than 2 (1 - q) /
+    (1 - 2 q) R from a point that has all others within R.
     """
 
     iterations: int = 64
@@ -116,9 +116,10 @@ class GeometricMedian:
 class Krum:
     """The upload whose n - f - 2 nearest others are nearest (Blanchard et al., 2017), f = `malicious`.
 
-    With `keep` > 1 the weighted mean of so many with the best scores, multi-Krum. Weights do not enter the scores.
-    Needs n >= 2 f + 3 agents, and `keep` of them beside f that are not kept. An upload of at most f malicious agents is
-    kept only within sqrt((n - f - 2) / (n - 2 f - 1)) D of an honest one, D the honest ones' diameter.
+    With `keep` > 1 it is the weighted mean of the `keep` uploads with the best scores, multi-Krum. Weights do not enter
+    the scores. Needs n >= 2 f + 3 agents, and `keep` of them beside f that are not kept. An upload of at most f
+    malicious agents is kept only within sqrt((n - f - 2) / (n - 2 f - 1)) D of an honest one, D the honest ones'
+    diameter.
     """
 
     malicious: int = 1
@@ -158,7 +159,7 @@ AGGREGATIONS = registry(
 
 
 class Robust(Wrapper):
-    """An algorithm whose server sees one upload, which an aggregation made of all."""
+    """Combine all uploads into one by an aggregation before the inner server sees them."""
 
     aggregation: Aggregation = eqx.field(static=True)
 
@@ -176,14 +177,14 @@ class Robust(Wrapper):
 
 
 def median(x: Float[Array, "n *rest"], weights: Float[Array, " n"]) -> Float[Array, "*rest"]:
-    """The weighted median along the first axis: the mean of the lower and the upper one, which differ in a tie."""
+    """Weighted median along the first axis: the mean of the lower and the upper median, which differ in a tie."""
     x, until = _sorted(x, weights)
     at = lambda reached: jnp.take_along_axis(x, jnp.argmax(reached, axis=0)[None], axis=0)[0]  # noqa: E731
     return 0.5 * (at(until >= 0.5 - ROUNDING) + at(until > 0.5 + ROUNDING))
 
 
 def trimmed_mean(x: Float[Array, "n *rest"], weights: Float[Array, " n"], share: float) -> Float[Array, "*rest"]:
-    """The weighted mean along the first axis of what lies between the quantiles `share` and 1 - `share`."""
+    """Weighted mean along the first axis of the values between the quantiles `share` and 1 - `share`."""
     x, until = _sorted(x, weights)
     since = jnp.concatenate([jnp.zeros_like(until[:1]), until[:-1]])
     kept = jnp.minimum(until, 1 - share) - jnp.maximum(since, share)
@@ -192,18 +193,18 @@ def trimmed_mean(x: Float[Array, "n *rest"], weights: Float[Array, " n"], share:
 
 
 def _sorted(x: Array, weights: Array) -> tuple[Array, Array]:
-    """Values in rising order along the first axis, and the share of the weight up to each."""
+    """Sort values along the first axis; also return the share of the weight up to each."""
     order = jnp.argsort(x, axis=0)
     until = jnp.cumsum((weights / jnp.sum(weights)).astype(x.dtype)[order], axis=0)
     return jnp.take_along_axis(x, order, axis=0), until
 
 
 def _distances(uploads: PyTree, point: PyTree) -> Float[Array, " n"]:
-    """The length of every upload's difference from a point, all leaves together."""
+    """Euclidean distance of every upload from a point, over all leaves together."""
     squares = lambda x, y: jnp.sum((x - y) ** 2, axis=tuple(range(1, x.ndim)))  # noqa: E731
     return jnp.sqrt(jax.tree.reduce(jnp.add, jax.tree.map(squares, uploads, point)))
 
 
 def _finite(uploads: PyTree) -> PyTree:
-    """Uploads that can be compared: whatever is no number, or too large to square, lies far away."""
+    """Replace NaN and coordinates too large to square by `LARGEST`, so that uploads can be compared."""
     return jax.tree.map(lambda x: jnp.clip(jnp.nan_to_num(x, nan=LARGEST), -LARGEST, LARGEST), uploads)

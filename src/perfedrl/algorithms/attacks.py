@@ -1,4 +1,4 @@
-"""Attacks on the aggregation, for simulation only: what some agents send instead of what they computed."""
+"""Attacks on the aggregation, for simulation only: some agents replace their uploads by others."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -17,12 +17,12 @@ from perfedrl.registry import registry
 from perfedrl.types import Array, Params
 
 DRAWN = 2024
-"""The key that attacks draw with; the round is folded into it."""
+"""Seed of the attacks' random numbers; the round is folded into its key."""
 
 
 @runtime_checkable
 class Attack(Protocol):
-    """What one attacker sends, from the message and from the upload that it would send if it were honest."""
+    """A function from the message and an attacker's honest upload to the upload that it sends."""
 
     def __call__(self, message: PyTree, upload: PyTree, key: PRNGKeyArray) -> PyTree: ...
 
@@ -45,7 +45,7 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The honest displacement `factor` times as long: too large a step in a direction that looks right.
+    """The honest displacement, `factor` times as long: too large a step in a plausible direction.
 
     A factor of the order of the number of agents lets one agent replace the mean (Bagdasaryan et al., 2020).
     """
@@ -79,18 +79,18 @@ class Random:
 ATTACKS = registry("attack", sign_flip=SignFlip, scaled=Scaled, random=Random)
 
 
-class Counted(NamedTuple):
-    """The server's private part: the inner algorithm's, and the rounds so far."""
+class AttackState(NamedTuple):
+    """The server's private state: the inner algorithm's, and the number of rounds so far."""
 
     inner: PyTree
     rounds: Integer[Array, ""]
 
 
 class Attacked(Wrapper):
-    """An algorithm under attack: what the last `agents` agents upload is replaced on its way to the server.
+    """Replace the uploads of the last `agents` agents on their way to the server.
 
-    Attackers work like the others before they lie, and see the message and their own upload only. All seeds share the
-    attack's draws, which depend on the round alone.
+    Attackers do the honest work first, and see only the message and their own upload. All seeds share the attack's
+    random numbers, which depend on the round alone.
     """
 
     attack: Attack = eqx.field(static=True)
@@ -103,11 +103,11 @@ class Attacked(Wrapper):
 
     @property
     def least_agents(self) -> int:
-        """One of them is honest."""
+        """At least one agent is honest."""
         return max(self.agents + 1, self.inner.least_agents)
 
     def check_participation(self, agents: int, present: int, weights: Any) -> None:
-        """Attackers go by their place in the fleet, which uploads of some of it do not show."""
+        """Require all agents in every round: attackers are identified by their position in the fleet."""
         if present < agents:
             raise UserError(
                 "attacks are simulated with all agents in every round: leave out participation, or the attack"
@@ -116,7 +116,7 @@ class Attacked(Wrapper):
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
-        return ServerState(server.message, Counted(server.private, jnp.zeros((), jnp.int32))), client
+        return ServerState(server.message, AttackState(server.private, jnp.zeros((), jnp.int32))), client
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         inner, rounds = state.private
@@ -129,7 +129,7 @@ class Attacked(Wrapper):
         sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(message, own, keys)
         uploads = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), honest, sent)
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
-        return ServerState(after.message, Counted(after.private, rounds + 1))
+        return ServerState(after.message, AttackState(after.private, rounds + 1))
 
     @property
     def _parts(self) -> tuple[slice, slice]:
@@ -137,5 +137,5 @@ class Attacked(Wrapper):
 
 
 def displaced(message: PyTree, upload: PyTree, factor: float) -> PyTree:
-    """The message, moved by a multiple of the upload's displacement."""
+    """Move the message by a multiple of the upload's displacement."""
     return jax.tree.map(lambda sent, x: sent + factor * (x - sent), message, upload)

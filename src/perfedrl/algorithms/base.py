@@ -44,8 +44,8 @@ class Algorithm(eqx.Module):
     one vmap and one compilation; declare counts and choices with `eqx.field(static=True)`. Whatever is personal lives
     in the client state and never enters an upload.
 
-    The other members state facts that the rest of the library asks for. Each has a default that fits an algorithm
-    whose upload is the message after some local steps; override those that differ.
+    The other members state facts that the rest of the library asks for. Each has a default that fits an algorithm whose
+    upload is the message after some local steps; override those that differ.
     """
 
     federated: ClassVar[bool] = True

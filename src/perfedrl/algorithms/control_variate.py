@@ -22,11 +22,11 @@ from perfedrl.types import Array, Params
 
 MODES = ("round", "step")
 STEPPED = (FedAvgPG, PerFedAvgPG)
-"""Whose local steps can be corrected one by one: what goes from step to step is the message and the state."""
+"""Algorithms whose local steps can be corrected one by one: the carry of a step is the message and the state."""
 MEMORY = 0.1
 
 
-class With(NamedTuple):
+class WithControl(NamedTuple):
     """The inner algorithm's part (a client's state, the server's private part, a message), and a control variate."""
 
     inner: PyTree
@@ -34,19 +34,19 @@ class With(NamedTuple):
 
 
 class ControlVariate(Wrapper):
-    """An algorithm whose server corrects what the sampled agents say by what all of them said last.
+    """Correct the uploads of sampled agents by the remembered displacements of all agents.
 
-    `mode = "round"` corrects the sampling of agents. Agent i remembers its displacements as c_i and uploads how its new
-    one differs; the server, which holds c = mean of all c_i, adds c. Nothing more is sent in either direction, and
-    with everybody there it is the inner algorithm at any number of local steps.
+    `mode = "round"` corrects the sampling of agents. Agent i remembers its displacements as c_i and uploads the
+    difference of its new displacement from c_i; the server, which holds c = mean of all c_i, adds c. Nothing more is
+    sent in either direction, and with full participation it is the inner algorithm at any number of local steps.
 
     `mode = "step"` is SCAFFOLD, which corrects drift too: c is broadcast, and c - c_i is added to every local step.
-    Here c_i is a mean step of agent i, beta times the paper's: so no beta is needed, and what is learned at another
-    rate is corrected at that rate. The server forms the mean change of c_i from the uploads.
+    Here c_i is the mean step of agent i, beta times the paper's c_i: so beta is not needed, and values learned at
+    another rate are corrected at that rate. The server computes the mean change of c_i from the uploads.
 
-    `memory` is how far c_i goes towards what agent i has just seen: 1 remembers the last round alone, as published,
-    with all its noise; less averages over about 1 / memory rounds. `total` is the sum of all training agents' weights:
-    their number, where they count alike. The server's own rate is that of `FedOpt`, inside.
+    `memory` is the weight of the newest displacement in c_i: 1 remembers the last round alone, as published, with all
+    its noise; less averages over about 1 / memory rounds. `total` is the sum of all training agents' weights: their
+    number, if they are equal. For a server step size put `FedOpt` inside.
     """
 
     memory: Any
@@ -71,7 +71,7 @@ class ControlVariate(Wrapper):
             )
         self.inner, self.mode, self.total, self.memory = inner, mode, float(total), memory
 
-    def diagnostics(self, state: With) -> Mapping[str, Array]:
+    def diagnostics(self, state: WithControl) -> Mapping[str, Array]:
         return self.inner.diagnostics(state.inner)
 
     def adaptation_step_size(self, message: PyTree) -> Any:
@@ -80,42 +80,48 @@ class ControlVariate(Wrapper):
     def deployment_step_size(self, message: PyTree) -> Any:
         return self.inner.deployment_step_size(self._plain(message))
 
-    def with_personal_part(self, message: PyTree, state: With) -> PyTree:
+    def with_personal_part(self, message: PyTree, state: WithControl) -> PyTree:
         seen = self.inner.with_personal_part(self._plain(message), state.inner)
         return message._replace(inner=seen) if self.mode == "step" else seen
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """What the inner algorithm refuses, and messages that are more than parameters."""
+        """Require messages that hold nothing but parameters, beside the inner algorithm's own requirements."""
         check_only_parameters(self.inner, fleet, policy, "a control variate corrects")
 
     def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
-        """Refuse a fleet whose weights do not add up to what the server divides by."""
+        """Check that the fleet's weights add up to `total`."""
         total = float(agents if weights is None else sum(weights))
         if abs(total - self.total) > 1e-6 * total:
             raise UserError(f"the agents' weights add up to {total:g}; the control variate was made for {self.total:g}")
         super().check_participation(agents, present, weights)
 
-    def init(self, params: Params) -> tuple[ServerState, With]:
+    def init(self, params: Params) -> tuple[ServerState, WithControl]:
         server, client = self.inner.init(params)
         nothing = jax.tree.map(jnp.zeros_like, self.inner.unchanged_upload(server.message))
         if self.mode == "round":
-            return ServerState(server.message, With(server.private, nothing)), With(client, nothing)
-        return ServerState(With(server.message, nothing), server.private), With(client, nothing)
+            return ServerState(server.message, WithControl(server.private, nothing)), WithControl(client, nothing)
+        return ServerState(WithControl(server.message, nothing), server.private), WithControl(client, nothing)
 
-    def client(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
+    def client(
+        self, message: PyTree, state: WithControl, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[PyTree, WithControl]:
         return (self._round if self.mode == "round" else self._steps)(message, state, agent, key)
 
-    def _round(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
-        """The inner upload less the remembered displacement."""
+    def _round(
+        self, message: PyTree, state: WithControl, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[PyTree, WithControl]:
+        """Return the inner upload less the remembered displacement."""
         upload, inner = self.inner.client(message, state.inner, agent, key)
         sent = self.inner.unchanged_upload(message)
         check_displacement(sent, upload, "control variates are")
-        return optax.tree.sub(upload, state.control), With(
+        return optax.tree.sub(upload, state.control), WithControl(
             inner, self._remembered(state.control, optax.tree.sub(upload, sent))
         )
 
-    def _steps(self, message: With, state: With, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, With]:
-        """Local steps of which each is moved by c - c_i; without that, their mean is remembered."""
+    def _steps(
+        self, message: WithControl, state: WithControl, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[PyTree, WithControl]:
+        """Take local steps, each corrected by c - c_i; remember their mean without the correction."""
         correction = optax.tree.sub(message.control, state.control)
 
         def step(carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
@@ -125,7 +131,7 @@ class ControlVariate(Wrapper):
         count = self._stepping.local_steps
         upload, inner = local_steps(step, (message.inner, state.inner), agent, key, count)
         mean = optax.tree.scale(1 / count, optax.tree.sub(upload, message.inner))
-        return upload, With(inner, self._remembered(state.control, optax.tree.sub(mean, correction)))
+        return upload, WithControl(inner, self._remembered(state.control, optax.tree.sub(mean, correction)))
 
     def _remembered(self, control: PyTree, seen: PyTree) -> PyTree:
         return optax.tree.add_scale(control, self.memory, optax.tree.sub(seen, control))
@@ -136,16 +142,16 @@ class ControlVariate(Wrapper):
         if self.mode == "round":
             inner, control = state.private
             after = self.inner.server(ServerState(plain, inner), optax.tree.add(uploads, control), weights)
-            return after._replace(private=With(after.private, optax.tree.add_scale(control, learned, said)))
+            return after._replace(private=WithControl(after.private, optax.tree.add_scale(control, learned, said)))
         after = self.inner.server(ServerState(plain, state.private), uploads, weights)
         control = state.message.control
         change = optax.tree.sub(optax.tree.scale(1 / self._stepping.local_steps, said), control)
-        return after._replace(message=With(after.message, optax.tree.add_scale(control, learned, change)))
+        return after._replace(message=WithControl(after.message, optax.tree.add_scale(control, learned, change)))
 
     def shared(self, message: PyTree) -> Params:
         return self.inner.shared(self._plain(message))
 
-    def personalize(self, message: PyTree, state: With, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+    def personalize(self, message: PyTree, state: WithControl, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return self.inner.personalize(self._plain(message), state.inner, agent, key, m)
 
     @property
@@ -163,10 +169,10 @@ class ControlVariate(Wrapper):
         return algorithm
 
     def _plain(self, message: PyTree) -> PyTree:
-        """The inner algorithm's message."""
+        """Return the inner algorithm's message."""
         return message.inner if self.mode == "step" else message
 
 
 def stepped(algorithm: Any) -> bool:
-    """Whether an algorithm's client is `local_steps` of its `step`, and no more."""
+    """Whether an algorithm's client consists of `local_steps` calls of its `step`."""
     return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

@@ -1,4 +1,4 @@
-"""Fast-FedPG: local policy-gradient steps, corrected so that their drift from the mean gradient vanishes."""
+"""Fast-FedPG: local policy-gradient steps, corrected for the drift away from the mean gradient."""
 
 from typing import Any, NamedTuple
 
@@ -13,16 +13,16 @@ from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
 
 
-class Broadcast(NamedTuple):
-    """What the server sends: the parameters, the mean gradient there as of the last even round, and the round."""
+class CorrectionMessage(NamedTuple):
+    """The message: the parameters, the mean gradient of the last even round, and the number of the round."""
 
     theta: Params
     gradient: Params
     round: Float[Array, ""]
 
 
-class Anchor(NamedTuple):
-    """An agent's own gradient at shared parameters, and the round in which it estimated and sent it; -1 for never."""
+class AnchorGradient(NamedTuple):
+    """An agent's gradient at shared parameters, and the round in which it was estimated and sent; -1 for never."""
 
     gradient: Params
     round: Float[Array, ""]
@@ -31,9 +31,9 @@ class Anchor(NamedTuple):
 class FastFedPG(Algorithm):
     """Local steps along g_i(theta) - g_i(theta-bar) + g(theta-bar), theta-bar the shared parameters (Zhu et al., 2024).
 
-    In even rounds agents send a gradient at theta-bar from `m_anchor` trajectories (m when left out), in odd ones where
-    their local steps led. The first of these is along g(theta-bar), since its correction is exact, and takes no
-    trajectories; those after it take m each. An agent that missed the even round steps uncorrected.
+    In even rounds agents send a gradient at theta-bar from `m_anchor` trajectories (default m), in odd rounds the end
+    of their local steps. The first local step is along g(theta-bar), since its correction is exact, and takes no
+    trajectories; the later ones take m each. An agent that missed the even round steps without correction.
     """
 
     alpha: Any
@@ -51,18 +51,20 @@ class FastFedPG(Algorithm):
 
     @property
     def trajectories_per_round(self) -> int:
-        """The most that a round costs; `trajectories_after` tells even and odd ones apart."""
+        """The larger cost of even and odd rounds; `trajectories_after` tells them apart."""
         return max(self.m_anchor, (self.local_steps - 1) * self.m)
 
     def trajectories_after(self, rounds: int) -> int:
         return (rounds + 1) // 2 * self.m_anchor + rounds // 2 * (self.local_steps - 1) * self.m
 
-    def init(self, params: Params) -> tuple[ServerState, Anchor]:
+    def init(self, params: Params) -> tuple[ServerState, AnchorGradient]:
         nothing = jax.tree.map(jnp.zeros_like, params)
-        return ServerState(Broadcast(params, nothing, jnp.zeros(()))), Anchor(nothing, -jnp.ones(()))
+        return ServerState(CorrectionMessage(params, nothing, jnp.zeros(()))), AnchorGradient(nothing, -jnp.ones(()))
 
-    def client(self, message: Broadcast, state: Anchor, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Anchor]:
-        """A gradient at the shared parameters, or corrected steps from there; the one not asked for is not computed."""
+    def client(
+        self, message: CorrectionMessage, state: AnchorGradient, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, AnchorGradient]:
+        """Estimate a gradient at the shared parameters or take corrected steps from there; only one is computed."""
         asked = even(message)
         keys = StepKeys(*jax.random.split(key, (self.local_steps, len(StepKeys._fields))).T)
 
@@ -79,25 +81,27 @@ class FastFedPG(Algorithm):
 
         first = optax.tree.add_scale(message.theta, self.beta, message.gradient)
         end = repeated(step, first, agent, jnp.where(asked, 0, self.local_steps - 1))
-        return select(asked, own, end), Anchor(own, jnp.where(asked, message.round, state.round))
+        return select(asked, own, end), AnchorGradient(own, jnp.where(asked, message.round, state.round))
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        """The mean of what was asked for takes its place in the message."""
+        """Put the mean gradient (even rounds) or the mean parameters (odd rounds) into the message."""
         asked, mean, message = even(state.message), average(uploads, weights), state.message
         theta, gradient = select(asked, message.theta, mean), select(asked, mean, message.gradient)
-        return ServerState(Broadcast(theta, gradient, message.round + 1))
+        return ServerState(CorrectionMessage(theta, gradient, message.round + 1))
 
-    def unchanged_upload(self, message: Broadcast) -> Params:
+    def unchanged_upload(self, message: CorrectionMessage) -> Params:
         """A gradient of zero in even rounds, and the shared parameters in odd ones."""
         return select(even(message), jax.tree.map(jnp.zeros_like, message.theta), message.theta)
 
-    def shared(self, message: Broadcast) -> Params:
+    def shared(self, message: CorrectionMessage) -> Params:
         return message.theta
 
-    def personalize(self, message: Broadcast, state: Anchor, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+    def personalize(
+        self, message: CorrectionMessage, state: AnchorGradient, agent: Objective, key: PRNGKeyArray, m: int
+    ) -> Params:
         return adapt(agent, message.theta, self.alpha, key, m)
 
 
-def even(message: Broadcast) -> Bool[Array, ""]:
-    """Whether the round is one for gradients."""
+def even(message: CorrectionMessage) -> Bool[Array, ""]:
+    """Whether agents send gradients in this round."""
     return message.round % 2 == 0

@@ -16,7 +16,7 @@ class FedAvgPG(Algorithm):
     """Local policy-gradient steps on each agent's own return, then averaging.
 
     Each step uses one estimate from m trajectories: m = m_in + m_h + m_out gives it the budget of exact Per-FedAvg-PG.
-    Training ignores alpha, the step size of the adaptation that it is evaluated after, like the others.
+    Training ignores alpha: it is the step size of the adaptation before an evaluation, as for the other algorithms.
     """
 
     alpha: Any
@@ -40,11 +40,11 @@ class FedAvgPG(Algorithm):
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
-        """Tau local steps along the estimated policy gradient."""
+        """Take tau local steps along the estimated policy gradient."""
         return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
 
     def step(self, agent: Objective, carry: tuple[Params, tuple[()]], keys: StepKeys) -> tuple[Params, tuple[()]]:
-        """One local ascent step."""
+        """Take one local ascent step."""
         theta, state = carry
         return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m)), state
 

@@ -31,8 +31,8 @@ from perfedrl.types import Array, Params, Scalar, Trajectory
 Table = Float[Array, "S A"]
 
 
-class Known(NamedTuple):
-    """An agent's own soft action values as it last saw them, and where it ever saw any (1; elsewhere 0)."""
+class ActionValues(NamedTuple):
+    """An agent's last estimates of its soft action values, and which pairs it ever visited (1; elsewhere 0)."""
 
     q: Table
     seen: Table
@@ -42,11 +42,12 @@ class FedNPG(Algorithm):
     """Mirror steps on the mean of the agents' soft action values (Yang et al., 2024; their star topology).
 
     theta <- (1 - c) theta + c A / entropy, c = beta entropy / (1 - gamma) and A the mean over agents of the soft
-    advantages under theta: the paper's step, less a number per state that no softmax sees, so that theta tends to the
-    log-policy itself. As the step is affine in A, every agent takes it with its own A and the server averages.
+    advantages under theta: the paper's step, less a constant per state to which a softmax is invariant, so that theta
+    tends to the log-policy itself. As the step is affine in A, every agent takes it with its own A and the server
+    averages.
 
-    Exact agents compute their soft action values over an infinite horizon. Others keep a table of them to themselves
-    and, in every round, back it up where m trajectories have been.
+    Exact agents compute their soft action values over an infinite horizon. Other agents keep a table of them and, in
+    every round, back it up at the pairs that m trajectories visit.
     """
 
     alpha: Any
@@ -65,7 +66,7 @@ class FedNPG(Algorithm):
         return self.m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse what has no table of action values, and steps beyond soft policy iteration."""
+        """Require a table of action values, and a step no longer than soft policy iteration's."""
         if not isinstance(policy, TableSoftmax) or (fleet.traceable and not isinstance(fleet.train, TabularMDP)):
             raise UserError(
                 "fednpg needs the policy 'table' on agents with finitely many states (a fleet of TabularMDP): its "
@@ -81,21 +82,23 @@ class FedNPG(Algorithm):
                 f"iteration; it is {self.beta}"
             )
 
-    def init(self, params: Params) -> tuple[ServerState, Known]:
-        return ServerState(params), Known(jnp.zeros_like(params), jnp.zeros_like(params))
+    def init(self, params: Params) -> tuple[ServerState, ActionValues]:
+        return ServerState(params), ActionValues(jnp.zeros_like(params), jnp.zeros_like(params))
 
-    def client(self, message: Table, state: Known, agent: Objective, key: PRNGKeyArray) -> tuple[Table, Known]:
-        """One mirror step with the agent's own soft advantages."""
+    def client(
+        self, message: Table, state: ActionValues, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Table, ActionValues]:
+        """Take one mirror step along the agent's own soft advantages."""
         step = lambda carry, keys: self.step(agent, carry, keys)  # noqa: E731
         return local_steps(step, (message, state), agent, key, 1)
 
-    def step(self, agent: Objective, carry: tuple[Table, Known], keys: StepKeys) -> tuple[Table, Known]:
-        """(1 - c) theta + c A / entropy."""
+    def step(self, agent: Objective, carry: tuple[Table, ActionValues], keys: StepKeys) -> tuple[Table, ActionValues]:
+        """Compute (1 - c) theta + c A / entropy."""
         theta, known = carry
         if isinstance(agent, ExactObjective):
             discount = agent.task.discount
             q = soft_action_values(agent.task, jax.nn.log_softmax(theta), self.entropy)
-            known = Known(q, jnp.ones_like(q))
+            known = ActionValues(q, jnp.ones_like(q))
         else:
             agent = with_trajectories(agent, "fednpg")
             discount = agent.discount
@@ -114,21 +117,22 @@ class FedNPG(Algorithm):
 
 
 def mirror_step(theta: Table, q: Table, entropy: Scalar, step: Scalar) -> Table:
-    """Theta moved along soft advantages."""
+    """Move theta along the soft advantages of q."""
     return (1 - step * entropy) * theta + step * soft_advantages(q, jax.nn.log_softmax(theta), entropy)
 
 
-def filled(known: Known, theta: Table) -> Table:
-    """The table with a value for pairs that were never seen: the mean of those that were in their state."""
+def filled(known: ActionValues, theta: Table) -> Table:
+    """Fill in pairs that were never visited with the policy's mean over the visited actions of their state."""
     return jnp.where(known.seen > 0, known.q, _usual(known.q, known.seen > 0, theta))
 
 
-def backed_up(discount: float, known: Known, theta: Table, batch: Trajectory, entropy: Scalar) -> Known:
-    """The table, backed up once where a batch was: q(s, a) becomes the mean of r + gamma V(s') over visits.
+def backed_up(discount: float, known: ActionValues, theta: Table, batch: Trajectory, entropy: Scalar) -> ActionValues:
+    """Back up the table once at the pairs of a batch: q(s, a) becomes the mean of r + gamma V(s') over visits.
 
-    V is the table's own, under the policy and with its entropy. In a state that was visited, other actions keep their
-    advantage, not their value: while values rise, what was not tried lately would fall behind, and never be tried
-    again. A trajectory's last decision has no successor and is no visit; one that ends early is worth 0 from there on.
+    V is the table's own, under the policy and with its entropy. In a visited state the other actions keep their
+    advantage, not their value: while values rise, an action that was not tried lately would otherwise fall behind and
+    never be tried again. The last decision of a trajectory has no successor and does not count as a visit; the value
+    after an early end is 0.
     """
     log_policy, q = jax.nn.log_softmax(theta), filled(known, theta)
     v = jnp.sum(jnp.exp(log_policy) * q, axis=-1) + entropy * entropies(log_policy)
@@ -138,17 +142,17 @@ def backed_up(discount: float, known: Known, theta: Table, batch: Trajectory, en
     into_table = lambda x: jnp.zeros_like(theta).reshape(-1).at[pair].add(x).reshape(theta.shape)  # noqa: E731
     count, total = into_table(visits), into_table(visits * target)
     here, change = count > 0, total / jnp.maximum(count, 1) - q
-    after = Known(q + jnp.where(here, change, _usual(change, here, theta)), jnp.where(here, 1, known.seen))
+    after = ActionValues(q + jnp.where(here, change, _usual(change, here, theta)), jnp.where(here, 1, known.seen))
     return after._replace(q=filled(after, theta))
 
 
 def _usual(x: Table, some: Bool[Array, "S A"], theta: Table) -> Float[Array, "S 1"]:
-    """By state, the policy's mean over some actions; 0 where there is none."""
+    """Mean under the policy over a subset of the actions, by state; 0 where the subset is empty."""
     share = jnp.where(some, jax.nn.softmax(theta), 0)
     total = jnp.sum(share, axis=-1, keepdims=True)
     return jnp.sum(share * x, axis=-1, keepdims=True) / jnp.maximum(total, jnp.finfo(total.dtype).tiny)
 
 
-# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit they dissolve.
+# Jitted so that batches of a Python sampler are processed by compiled code too; a caller's jit inlines them.
 _backed_up = jit(backed_up, static_argnums=0)
 _mirror = jit(mirror_step)

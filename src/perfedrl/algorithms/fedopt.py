@@ -1,4 +1,4 @@
-"""FedOpt (Reddi et al., 2021): the server takes a round's mean displacement for a gradient, and an optimizer steps."""
+"""FedOpt (Reddi et al., 2021): a server optimizer that takes a round's mean displacement for a gradient."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -17,18 +17,18 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 
 
 class OptimizerState(NamedTuple):
-    """The server's private part: the inner algorithm's, and the optimizer's state."""
+    """The server's private state: the inner algorithm's, and the optimizer's moments."""
 
     inner: PyTree
     moments: PyTree
 
 
 class FedOpt(Wrapper):
-    """An algorithm whose server goes `rate` times an optimizer's direction instead of all the way to the mean.
+    """Step by `rate` times an optimizer's direction on the server, instead of all the way to the mean.
 
-    What the inner server would move the message by is the pseudo-gradient. "sgd" is a plain step, the inner algorithm
-    at rate 1; "momentum" has one with a heavy ball, "adam", "yogi" and "adagrad" scale coordinates, with `eps` as their
-    degree of adaptivity. The optimizer's state never leaves the server, and agents do nothing else than without it.
+    The pseudo-gradient is the displacement that the inner server would make. "sgd" is a plain step, at rate 1 the inner
+    algorithm; "momentum" adds heavy-ball momentum; "adam", "yogi" and "adagrad" scale coordinates, with `eps` as their
+    degree of adaptivity. The optimizer's state never leaves the server, and the agents' work is unchanged.
     """
 
     rate: Any
@@ -58,7 +58,7 @@ class FedOpt(Wrapper):
         self.momentum, self.b1, self.b2, self.eps = momentum, b1, b2, eps
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """What the inner algorithm refuses, and messages that are more than parameters."""
+        """Require messages that hold nothing but parameters, beside the inner algorithm's own requirements."""
         check_only_parameters(self.inner, fleet, policy, "a server's optimizer moves")
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
@@ -70,7 +70,7 @@ class FedOpt(Wrapper):
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         moved = optax.tree.sub(after.message, state.message)
         direction, moments = self._direction.update(moved, moments)
-        # From where the inner server arrives, so that its own step has its own bits.
+        # Added to the inner server's result, so that rate 1 is bitwise the inner algorithm.
         to = lambda new, d, m: new + (self.rate * d - m)  # noqa: E731
         return ServerState(jax.tree.map(to, after.message, direction, moved), OptimizerState(after.private, moments))
 
@@ -84,5 +84,5 @@ class FedOpt(Wrapper):
             return optax.scale_by_rss(0.0, self.eps**2)
         if self.optimizer == "adam":
             return optax.scale_by_adam(self.b1, self.b2, self.eps)
-        # From 0, or what never moves would be moved by the start of the moments.
+        # From 0: a positive start would move coordinates whose displacement is always 0.
         return optax.scale_by_yogi(self.b1, self.b2, self.eps, initial_accumulator_value=0.0)

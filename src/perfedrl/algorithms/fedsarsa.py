@@ -31,10 +31,10 @@ from perfedrl.types import Array, Params, Scalar, Trajectory
 class FedSARSA(Algorithm):
     """Local SARSA steps on each agent's own transitions, then averaging (Zhang et al., 2024).
 
-    Action values are Q(s, a) = temperature * theta . phi(s, a), the policy's logits in the unit of rewards, and the
-    policy softmax(Q / temperature) is the policy itself: what is sent is its parameters, and every local step both
-    evaluates and improves. A step from m trajectories moves the weights of Q by beta times the mean over transitions of
-    the temporal difference times phi, and so theta by beta / temperature times that. Exact agents take its expectation.
+    Action values are Q(s, a) = temperature * theta . phi(s, a), the policy's logits in the unit of rewards, so that
+    softmax(Q / temperature) is the policy: agents send its parameters, and every local step both evaluates and improves
+    it. A step from m trajectories moves the weights of Q by beta times the mean over transitions of the temporal
+    difference times phi, and so theta by beta / temperature times that. Exact agents take its expectation.
     """
 
     alpha: Any
@@ -55,7 +55,7 @@ class FedSARSA(Algorithm):
         return self.local_steps * self.m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse policies whose logits are no linear action values, and episodes without a transition."""
+        """Require a policy whose logits are linear action values, and episodes with a transition."""
         finite = isinstance(fleet.train, TabularMDP) or not fleet.traceable
         if not finite or not isinstance(policy, TableSoftmax | LogLinearSoftmax):
             raise UserError(
@@ -71,11 +71,11 @@ class FedSARSA(Algorithm):
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
-        """Tau local steps of SARSA."""
+        """Take tau local SARSA steps."""
         return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
 
     def step(self, agent: Objective, carry: tuple[Params, tuple[()]], keys: StepKeys) -> tuple[Params, tuple[()]]:
-        """One local step."""
+        """Take one local SARSA step."""
         theta, state = carry
         if isinstance(agent, ExactObjective):
             direction = expected_semi_gradient(agent.policy, agent.task, theta, self.temperature)
@@ -96,17 +96,17 @@ class FedSARSA(Algorithm):
 
 
 def logits(policy: Any, theta: Params) -> Float[Array, "S A"]:
-    """Theta . phi(s, a); the action values in units of the temperature."""
+    """Compute theta . phi(s, a), the action values in units of the temperature."""
     if isinstance(policy, TableSoftmax):
         return theta
     return jnp.sum(jnp.asarray(policy.features, theta.dtype) * theta, axis=-1)
 
 
 def semi_gradient(policy: Any, discount: float, theta: Params, batch: Trajectory, temperature: Scalar) -> Params:
-    """The mean over a batch's transitions of (r + gamma Q(s', a') - Q(s, a)) phi(s, a).
+    """Mean over the transitions of a batch of (r + gamma Q(s', a') - Q(s, a)) phi(s, a).
 
-    Transitions are those between two decisions, t = 0 .. H - 1: the horizon cuts an episode, it does not end it. An
-    episode that does end early is worth 0 from there on.
+    Transitions are those between two decisions, t = 0 .. H - 1: the horizon truncates an episode and does not end it.
+    The value after an early end is 0.
     """
     table = temperature * logits(policy, theta)
     q = table[batch.obs, batch.action]
@@ -118,7 +118,7 @@ def semi_gradient(policy: Any, discount: float, theta: Params, batch: Trajectory
 
 
 def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperature: Scalar) -> Params:
-    """The expectation of the above: under the law of the states at t = 0 .. H - 1, averaged over t."""
+    """Expectation of `semi_gradient`: under the distribution of the states at t = 0 .. H - 1, averaged over t."""
     pi, q = policy.probabilities(theta), temperature * logits(policy, theta)
     law = occupancy(mdp, pi)[:, None] * pi
     error = mdp.r + mdp.discount * mdp.backup(jnp.sum(pi * q, axis=-1)) - q
@@ -126,12 +126,12 @@ def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperat
 
 
 def occupancy(mdp: TabularMDP, pi: Float[Array, "S A"]) -> Float[Array, " S"]:
-    """The mean law of the states at which an episode's transitions start, t = 0 .. H - 1."""
+    """Distribution of the states in which transitions start, averaged over t = 0 .. H - 1."""
     moved = lambda d: jax.linear_transpose(lambda v: jnp.sum(pi * mdp.backup(v), axis=-1), d)(d)[0]  # noqa: E731
     start = jnp.asarray(mdp.mu, pi.dtype)
     _, laws = jax.lax.scan(lambda d, _: (moved(d), d), start, length=mdp.horizon)
     return jnp.mean(laws, axis=0)
 
 
-# Jitted so that a Python sampler's batches are processed by compiled code too; inside a caller's jit it dissolves.
+# Jitted so that batches of a Python sampler are processed by compiled code too; a caller's jit inlines it.
 _semi_gradient = jit(semi_gradient, static_argnums=1)

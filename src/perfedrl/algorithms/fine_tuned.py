@@ -1,4 +1,4 @@
-"""Fine-tuning: FedAvg-PG's shared policy, and at deployment several local steps from it instead of one."""
+"""Fine-tuning: FedAvg-PG in training, and several local steps instead of one at deployment."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from perfedrl.types import Array, Params, Scalar, StepSize
 
 
 class FineTuned(Algorithm):
-    """Train one shared policy by FedAvg-PG, then let every agent go on alone from it.
+    """Train one shared policy by FedAvg-PG, then fine-tune it on every agent alone.
 
-    At deployment `fine_tuning_steps` policy-gradient steps of alpha share the agent's trajectories. With one of them it
-    is FedAvg-PG.
+    At deployment the agent's trajectories are split over `fine_tuning_steps` policy-gradient steps of size alpha. With
+    one step it is FedAvg-PG.
     """
 
     alpha: Any
@@ -57,13 +57,13 @@ class FineTuned(Algorithm):
 
 
 def fine_tune(agent: Objective, theta: Params, alpha: StepSize, key: PRNGKeyArray, m: int, steps: int) -> Params:
-    """So many policy-gradient steps that share m trajectories, m // steps each; fewer steps where m is smaller."""
+    """Take `steps` policy-gradient steps from m // steps trajectories each; at most m steps."""
     steps = max(1, min(steps, m))
     return adapt(agent, theta, alpha, key, m // steps, steps)
 
 
 def ascend(agent: Objective, theta: Params, beta: Scalar, key: PRNGKeyArray, m: int, count: int) -> Params:
-    """So many local steps along the policy gradient from m fresh trajectories each: a round of FedAvg-PG."""
+    """Take `count` policy-gradient steps from m fresh trajectories each, as a client of FedAvg-PG does in a round."""
 
     def step(theta: Params, keys: StepKeys) -> Params:
         return optax.tree.add_scale(theta, beta, agent.gradient(theta, keys.outer, m))

@@ -1,4 +1,4 @@
-"""From scratch: no training at all; an agent has its own trajectories and the common start, and nothing else."""
+"""From scratch: no training; every agent learns from the common start by its own trajectories alone."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from perfedrl.types import Array, Params
 
 
 class FromScratch(Algorithm):
-    """What an agent reaches by `steps` policy-gradient steps of alpha from the policy's start, without a federation.
+    """Take `steps` policy-gradient steps of size alpha from the policy's start at deployment, without a federation.
 
-    The yardstick of few-shot personalization: what others learn in training is worth what they gain over it. Rounds
-    pass, and cost neither trajectories nor bytes; the steps share the trajectories of the deployment.
+    The reference for few-shot personalization: the gain of another algorithm over it is the worth of that algorithm's
+    training. Rounds cost neither trajectories nor bytes; the steps share the trajectories of the deployment.
     """
 
     alpha: Any
@@ -48,7 +48,7 @@ class FromScratch(Algorithm):
         return state
 
     def shared(self, message: Params) -> Params:
-        """The start."""
+        """Return the start."""
         return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:

@@ -1,4 +1,4 @@
-"""LocalPG: every agent on its own, from scratch; the baseline without federation."""
+"""LocalPG: every agent trains alone, from scratch; the baseline without federation."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from perfedrl.types import Array, Params
 
 
 class LocalPG(Algorithm):
-    """Policy-gradient steps of each agent on its own return; nothing is sent, and nothing is shared but the start.
+    """Policy-gradient steps of each agent on its own return; nothing is sent, and only the start is shared.
 
-    The paper's from-scratch baseline (Appendix C.2), whose largest budget is the specialist. A round is `local_steps`
-    steps from m trajectories each. What an agent deploys is what it has learned, without a further step.
+    The paper's from-scratch baseline (Appendix C.2); at its largest budget, the paper's specialist. A round is
+    `local_steps` steps from m trajectories each. An agent deploys its parameters without a further step.
     """
 
     beta: Any
@@ -38,7 +38,7 @@ class LocalPG(Algorithm):
         return ServerState(params), params
 
     def client(self, message: Params, state: Params, agent: Objective, key: PRNGKeyArray) -> tuple[tuple[()], Params]:
-        """Local steps along the estimated policy gradient; the agent's parameters are its personal state."""
+        """Take local steps along the estimated policy gradient; the agent's parameters are its personal state."""
 
         def step(theta: Params, keys: StepKeys) -> Params:
             return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m))
@@ -49,7 +49,7 @@ class LocalPG(Algorithm):
         return state
 
     def shared(self, message: Params) -> Params:
-        """The start, which is all that agents have in common."""
+        """Return the start, the only parameters that agents have in common."""
         return message
 
     def personalize(self, message: Params, state: Params, agent: Objective, key: PRNGKeyArray, m: int) -> Params:

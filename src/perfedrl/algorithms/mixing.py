@@ -1,4 +1,4 @@
-"""Mixing: every agent deploys a mixture of a shared and a personal policy's parameters (PfoPG, ZO-APFPG)."""
+"""Mixing: every agent deploys a convex combination of shared and personal parameters (PfoPG, ZO-APFPG)."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,19 +30,19 @@ from perfedrl.types import Array, Params, Scalar
 
 GRADIENTS = ("first-order", "zeroth-order")
 POINTS = 2
-"""Trajectories that make one zeroth-order direction."""
+"""Trajectories per direction of a zeroth-order gradient."""
 
 
-class Mixed(NamedTuple):
-    """An agent's state: its personal parameters, the shared ones' weight, and 1 once it took part, else 0."""
+class MixingState(NamedTuple):
+    """An agent's state: its personal parameters, the weight of the shared ones, and 1 once it took part, else 0."""
 
     v: Params
     weight: Float[Array, ""]
     trained: Float[Array, ""]
 
 
-class Pair(NamedTuple):
-    """What local steps move: the agent's copy of the shared parameters, its personal ones, and the weight."""
+class MixingCarry(NamedTuple):
+    """The carry of local steps: the agent's copy of the shared parameters, its personal ones, and the weight."""
 
     w: Params
     v: Params
@@ -53,11 +53,11 @@ class Mixing(Algorithm):
     """Agent i deploys theta_i = (1 - lambda_i) v_i + lambda_i w: w is averaged, v_i and lambda_i stay with the agent.
 
     A local step is w_i + beta g(w_i) and v_i + beta (1 - lambda_i) g(theta_i), each gradient from m trajectories, and,
-    where weight_rate > 0, lambda_i + weight_rate cos(g(theta_i), w_i - v_i), kept within [0, 1]: the return's
-    derivative by lambda_i, divided by both lengths, so that the rate is the most that a weight moves in a step.
+    where weight_rate > 0, lambda_i + weight_rate cos(g(theta_i), w_i - v_i), clipped to [0, 1]: the derivative of the
+    return by lambda_i, divided by both lengths, so that the rate bounds the change in a step.
 
-    With a fixed weight of 0 it is LocalPG, and of 1 FedAvgPG, trajectory for trajectory: for that the two batches of a
-    step share a key. They are drawn at different parameters, and neither enters the other's update.
+    With a fixed weight of 0 it is LocalPG, and of 1 FedAvgPG, trajectory for trajectory: to that end the two batches of
+    a step share a key. They are drawn at different parameters, and neither enters the update of the other.
     """
 
     alpha: Any
@@ -97,7 +97,7 @@ class Mixing(Algorithm):
         self.gradient, self.radius, self.local_steps, self.m = gradient, float(radius), local_steps, m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse agents without episodes to gradients from returns."""
+        """Require agents with episodes for zeroth-order gradients, which compare returns."""
         if self.gradient == "zeroth-order" and isinstance(fleet.train, DataTask):
             raise UserError(
                 "mixing: zeroth-order gradients compare returns of episodes, and these agents have examples; take "
@@ -106,28 +106,30 @@ class Mixing(Algorithm):
 
     @property
     def trajectories_per_round(self) -> int:
-        """Two batches a step; an odd trajectory has no partner in a zeroth-order one and is not drawn."""
+        """Two batches per step; zeroth-order batches have an even number of trajectories."""
         batch = self.m if self.gradient == "first-order" else POINTS * (self.m // POINTS)
         return 2 * self.local_steps * batch
 
-    def init(self, params: Params) -> tuple[ServerState, Mixed]:
+    def init(self, params: Params) -> tuple[ServerState, MixingState]:
         none = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
-        return ServerState(params), Mixed(params, none, none)
+        return ServerState(params), MixingState(params, none, none)
 
-    def client(self, message: Params, state: Mixed, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Mixed]:
-        """Local steps of both parameters, from the server's w and from what the agent has kept."""
+    def client(
+        self, message: Params, state: MixingState, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, MixingState]:
+        """Take local steps of both parameters, from the server's w and the agent's own v and weight."""
         seen = self._seen(with_trajectories(agent, "mixing by zeroth-order gradients")) if self._zeroth else agent
         end = local_steps(partial(self.step, seen), self._own(message, state), agent, key, self.local_steps)
-        return end.w, Mixed(end.v, end.weight, jnp.ones_like(state.trained))
+        return end.w, MixingState(end.v, end.weight, jnp.ones_like(state.trained))
 
-    def step(self, agent: Objective, pair: Pair, keys: StepKeys) -> Pair:
-        """One local step of the shared and of the personal parameters, and of the weight between them."""
+    def step(self, agent: Objective, pair: MixingCarry, keys: StepKeys) -> MixingCarry:
+        """Take one local step of the shared and the personal parameters, and of the weight between them."""
         w, v, weight = pair
         g_own = agent.gradient(mixture(pair), keys.outer, self.m)
         g_shared = agent.gradient(w, keys.outer, self.m)
         apart = optax.tree.sub(w, v)
         cosine = ratio(dot(g_own, apart), optax.tree.norm(g_own) * optax.tree.norm(apart))
-        return Pair(
+        return MixingCarry(
             optax.tree.add_scale(w, self.beta, g_shared),
             optax.tree.add_scale(v, self.beta * (1 - weight), g_own),
             jnp.clip(weight + self.weight_rate * cosine, 0, 1),
@@ -139,8 +141,8 @@ class Mixing(Algorithm):
     def shared(self, message: Params) -> Params:
         return message
 
-    def personalize(self, message: Params, state: Mixed, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """The agent's mixture after a step of alpha; one that never took part has nothing but w to mix.
+    def personalize(self, message: Params, state: MixingState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """Adapt the agent's mixture by a step of alpha; for an agent that never took part the mixture is w.
 
         Exact agents show no trajectories and adapt by their own gradient, whatever the kind in training.
         """
@@ -149,8 +151,8 @@ class Mixing(Algorithm):
             seen, m = self._seen(agent), m if m >= POINTS else 0
         return adapt(seen, mixture(self._own(message, state)), self.alpha, key, m)
 
-    def diagnostics(self, state: Mixed) -> dict[str, Array]:
-        """How much of the shared parameters the agent takes."""
+    def diagnostics(self, state: MixingState) -> dict[str, Array]:
+        """The weight of the shared parameters in the agent's mixture."""
         return {"shared weight": jnp.where(state.trained > 0, state.weight, self.weight)}
 
     @property
@@ -161,14 +163,14 @@ class Mixing(Algorithm):
         form = CentralDifferences(self.radius)
         return ZerothOrderObjective(agent.sampler, agent.discount, self.radius, POINTS, form)
 
-    def _own(self, message: Params, state: Mixed) -> Pair:
-        """What an agent has in a round: its own v and weight once it took part, else w and the weight to start from."""
+    def _own(self, message: Params, state: MixingState) -> MixingCarry:
+        """The start of a round: the agent's own v and weight once it took part, else w and the initial weight."""
         trained = state.trained > 0
         v = jax.tree.map(lambda own, w: jnp.where(trained, own, w), state.v, message)
         start: Scalar = jnp.asarray(self.weight, state.weight.dtype)
-        return Pair(message, v, jnp.where(trained, state.weight, start))
+        return MixingCarry(message, v, jnp.where(trained, state.weight, start))
 
 
-def mixture(pair: Pair) -> Params:
-    """(1 - lambda) v + lambda w."""
+def mixture(pair: MixingCarry) -> Params:
+    """Compute (1 - lambda) v + lambda w."""
     return jax.tree.map(lambda w, v: (1 - pair.weight) * v + pair.weight * w, pair.w, pair.v)

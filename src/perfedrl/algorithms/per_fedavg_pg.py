@@ -33,28 +33,30 @@ LEARNED = ("no", "scalar", "per-parameter")
 AUTO = "auto"
 
 
-class Learned(NamedTuple):
-    """What is learned together: the initialization, and the logarithm of what alpha is multiplied with."""
+class LearnedMessage(NamedTuple):
+    """The message with a learned step size: the initialization, and the logarithm of the factor of alpha."""
 
     theta: Params
     log_step: Params
 
 
 class PerFedAvgPG(Algorithm):
-    """Learn an initialization that is good after a policy-gradient step, in both variants of the paper and beyond.
+    """Learn an initialization for a policy-gradient step at deployment, in both variants of the paper, with extensions.
 
     `variant = "exact"` estimates the curvature from m_h trajectories (eq. 7); `"first-order"` drops it (Section 5) and
-    spends none. What the paper does not have is off unless asked for:
+    spends none. Extensions of the paper are off by default:
 
-    - `adaptation_steps`: nu steps from m_in trajectories each, in training; at deployment they share the trajectories.
-    - `control` of the curvature term: "limit" (to `limit` sqrt(m_h) times the outer gradient's length), "shrink" (by
-      its signal-to-noise ratio, and limit), "auto" (that, and split m_h + m_out between the batches where it helps).
+    - `adaptation_steps`: nu steps from m_in trajectories each in training; at deployment they share the agent's
+      trajectories.
+    - `control` of the curvature term: "limit" its length to `limit` sqrt(m_h) times the outer gradient's; "shrink" it
+      by its signal-to-noise ratio, then limit it; "auto" does both, and splits m_h + m_out between the batches
+      adaptively.
     - `clip`: the longest local step is beta times this.
-    - `learn_alpha`: "scalar" or "per-parameter" factors of alpha (and of `deployment_alpha`) are learned along, from 1
-      on, at `alpha_rate`.
-    - `deployment_alpha`: the step size to personalize with, where it is not alpha. Training's adaptation has few
-      trajectories and so much noise; an agent with more of them can afford a longer step.
-    - `deployment_steps`: how many steps share the trajectories at deployment, where it is not `adaptation_steps`.
+    - `learn_alpha`: learn a "scalar" or "per-parameter" factor of alpha (and of `deployment_alpha`), starting from 1,
+      at the rate `alpha_rate`.
+    - `deployment_alpha`: the step size at deployment, default alpha. Adaptation in training has few trajectories and so
+      much noise; an agent with more of them can afford a longer step.
+    - `deployment_steps`: the number of steps at deployment, default `adaptation_steps`.
     """
 
     alpha: Any
@@ -124,21 +126,21 @@ class PerFedAvgPG(Algorithm):
         return self.m_h // 2 if self.control == "shrink" else self.m_h
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
-        """The message is the initialization, with the learned step size if there is one; clients remember noise."""
+        """The message is the initialization, with a learned step size if any; client states are noise estimates."""
         state = (
             () if self.variant == "first-order" else initial_moments() if self.control == AUTO else self._control.init()
         )
         if not self.learns_step_size:
             return ServerState(params), state
         log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
-        return ServerState(Learned(params, log_step)), state
+        return ServerState(LearnedMessage(params, log_step)), state
 
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-        """Tau local ascent steps along the estimated meta-gradient, lines 4-8."""
+        """Take tau local ascent steps along the estimated meta-gradient, lines 4-8."""
         return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
 
     def step(self, agent: Objective, carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
-        """One local ascent step, line 6, and one of the step size where it is learned."""
+        """Take one local ascent step, line 6, and one step of the step size if it is learned."""
         message, state = carry
         theta, alpha = self.shared(message), self.adaptation_step_size(message)
         if self.variant == "exact" and self.control == AUTO:
@@ -158,14 +160,16 @@ class PerFedAvgPG(Algorithm):
         if not self.learns_step_size:
             return theta, state
         moved = optax.tree.sub(path.end, self.shared(message))
-        return Learned(theta, self._longer(message.log_step, alpha, by_step, moved, g_out)), state
+        return LearnedMessage(theta, self._next_log_step(message.log_step, alpha, by_step, moved, g_out)), state
 
-    def _longer(self, log_step: Params, alpha: StepSize, by_step: Params, moved: Params, g_out: Params) -> Params:
-        """Ascent on the logarithm of the step size, by the cosine between adaptation and outer gradient.
+    def _next_log_step(
+        self, log_step: Params, alpha: StepSize, by_step: Params, moved: Params, g_out: Params
+    ) -> Params:
+        """Ascend on the logarithm of the step size along the cosine between adaptation and outer gradient.
 
-        Its derivative, alpha times `by_step`, is divided by the lengths of both, so that the rate has no unit; each
-        parameter's own is multiplied with their number, so that on average they move as one would, and none by more
-        than the rate.
+        Its derivative, alpha times `by_step`, is divided by the lengths of both, so that the rate has no unit. With one
+        step size per parameter each derivative is multiplied by their number, so that their mean moves as a scalar
+        would, and clipped, so that none moves by more than the rate.
         """
         unit = ratio(1.0, optax.tree.norm(moved) * optax.tree.norm(g_out))
         if self.learn_alpha == "scalar":
@@ -179,7 +183,7 @@ class PerFedAvgPG(Algorithm):
         return Uncontrolled() if self.control == "none" else CONTROLS[self.control](self.limit)
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
-        """theta^{k+1}, the mean of the agents' parameters, line 10."""
+        """Average the agents' parameters into theta^{k+1}, line 10."""
         return ServerState(average(uploads, weights))
 
     def shared(self, message: PyTree) -> Params:
@@ -205,13 +209,13 @@ class PerFedAvgPG(Algorithm):
         return jax.tree.map(lambda w: alpha * jnp.exp(w), message.log_step)
 
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """theta^K + alpha g_in, line 12; several steps share the m trajectories."""
+        """Compute theta^K + alpha g_in, line 12; several steps share the m trajectories."""
         steps = self.deployment_steps or self.adaptation_steps
         return fine_tune(agent, self.shared(message), self.deployment_step_size(message), key, m, steps)
 
 
 def check_control(control: str, variant: str, steps: int, m_h: int, m_out: int) -> None:
-    """Refuse control where there is nothing to control, or too little to tell signal from noise."""
+    """Check that there is a curvature term to control, with enough trajectories to estimate its noise."""
     if control != "none" and variant == "first-order":
         raise UserError(f"control = {control!r} is for the exact variant: the first-order one has no curvature term")
     if control == AUTO and (steps > 1 or m_h + m_out < 2 * SMALLEST_BATCH):

@@ -1,4 +1,4 @@
-"""Personal parameters: a part of what is learned that every agent keeps to itself."""
+"""Personal parameters: a part of the message that every agent keeps to itself."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,23 +15,23 @@ from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
 
-class Own(NamedTuple):
-    """A client's state: the inner algorithm's, and the agent's own parameters by their paths in a message."""
+class PersonalState(NamedTuple):
+    """A client's state: the inner algorithm's, and the agent's personal parameters by their paths in a message."""
 
     inner: PyTree
     kept: dict[str, Array]
 
 
 class Personal(Wrapper):
-    """An algorithm that leaves a part of the parameters with the agents: those whose path has one of the `names`.
+    """Keep a part of the parameters with the agents: those whose path contains one of the `names`.
 
-    A name is a key, "normalizer", or several in a row, "normalizer.rewards". An agent works with its own values of
-    them, which it keeps in its state; in its upload they are empty arrays. The server fills in the start values, which
-    it keeps: a new agent starts from them in any round. What is learned of a personal parameter, its step size, say, is
-    personal too.
+    A name is a key, "normalizer", or several in a row, "normalizer.rewards". An agent keeps its own values of these
+    parameters in its state and works with them; in its upload they are empty arrays. The server's message keeps the
+    start values, from which a new agent starts in any round. A learned step size of a personal parameter is personal
+    too.
 
-    Goes directly around an algorithm whose upload is a changed message: privacy, aggregation and attacks then see what
-    is sent, and clip, noise and compare nothing else.
+    Goes directly around an algorithm whose upload is a changed message, so that privacy, aggregation and attacks clip,
+    noise and compare only what is sent.
     """
 
     names: tuple[str, ...] = eqx.field(static=True)
@@ -46,34 +46,35 @@ class Personal(Wrapper):
             raise UserError(f"personal parameters go by names, such as ('normalizer',); they are {names!r}")
         self.inner, self.names = inner, tuple(names)
 
-    def diagnostics(self, state: Own) -> Mapping[str, Array]:
+    def diagnostics(self, state: PersonalState) -> Mapping[str, Array]:
         return self.inner.diagnostics(state.inner)
 
-    def init(self, params: Params) -> tuple[ServerState, Own]:
+    def init(self, params: Params) -> tuple[ServerState, PersonalState]:
         server, client = self.inner.init(params)
         kept, count = self._own(server.message), len(jax.tree.leaves(server.message))
         if not 0 < len(kept) < count:
             which = "every" if kept else "no"
             raise UserError(f"{which} parameter is called {' or '.join(self.names)}; some must be, and some not")
-        return server, Own(client, kept)
+        return server, PersonalState(client, kept)
 
-    def client(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, Own]:
+    def client(
+        self, message: PyTree, state: PersonalState, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[PyTree, PersonalState]:
         upload, inner = self.inner.client(self.with_personal_part(message, state), state.inner, agent, key)
         check_displacement(message, upload, "personal parameters are")
-        return self.unchanged_upload(upload), Own(inner, self._own(upload))
+        return self.unchanged_upload(upload), PersonalState(inner, self._own(upload))
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         start = self._own(state.message)
         everybodys = {path: jnp.broadcast_to(x, (len(weights), *jnp.shape(x))) for path, x in start.items()}
         after = self.inner.server(state, self._put(uploads, everybodys), weights)
-        # Put back, since a mean of equal numbers may round.
+        # Restored, since the mean of equal numbers may round.
         return after._replace(message=self._put(after.message, start))
 
-    def personalize(self, message: PyTree, state: Own, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+    def personalize(self, message: PyTree, state: PersonalState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return self.inner.personalize(self.with_personal_part(message, state), state.inner, agent, key, m)
 
-    def with_personal_part(self, message: PyTree, state: Own) -> PyTree:
-        """A message as an agent sees it: with its own values of what is personal."""
+    def with_personal_part(self, message: PyTree, state: PersonalState) -> PyTree:
         return self._put(message, state.kept)
 
     @property
@@ -81,7 +82,7 @@ class Personal(Wrapper):
         return False
 
     def unchanged_upload(self, message: PyTree) -> PyTree:
-        """A message less what is personal, as uploads are."""
+        """Return the message with empty arrays in place of the personal parameters."""
         nothing = {path: jnp.zeros(0, jnp.result_type(x)) for path, x in self._own(message).items()}
         return self._put(message, nothing)
 
@@ -94,5 +95,5 @@ class Personal(Wrapper):
 
 
 def path_name(path: Any) -> str:
-    """The path of a leaf, "normalizer.rewards.square", say."""
+    """The path of a leaf as text, such as "normalizer.rewards.square"."""
     return jax.tree_util.keystr(path, simple=True, separator=".")

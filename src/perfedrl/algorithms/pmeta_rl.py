@@ -1,4 +1,4 @@
-"""pMeta-RL: a policy for every agent, held near a meta-policy that is moved by all of them."""
+"""pMeta-RL: a personal policy for every agent near a meta-policy that all of them move."""
 
 from typing import Any, NamedTuple
 
@@ -9,14 +9,14 @@ import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, local_steps
-from perfedrl.algorithms.proximal import Near, check_proximal, following, looseness, near_step, start
+from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective
 from perfedrl.estimators.meta import iterate, step_keys
 from perfedrl.types import Array, Params, Scalar
 
 
-class Pulling(NamedTuple):
-    """What goes through a round: the agent's policy, and the sum of its steps' pulls on the meta-policy."""
+class MetaPolicyCarry(NamedTuple):
+    """The carry of a round: the agent's policy, and the sum of its steps' pulls on the meta-policy."""
 
     theta: Params
     pull: Params
@@ -25,12 +25,12 @@ class Pulling(NamedTuple):
 class PMetaRL(Algorithm):
     """Alternate between personal policies near a meta-policy w and w itself, which stays fixed during a round.
 
-    In a round agent i takes `local_steps` steps of size alpha from m trajectories each on J_i(theta) -
-    weight/2 |theta - w|^2, from where the last round left its theta_i; what it sends is w moved once, by beta times the
-    mean over these steps of weight (theta_i - w). The server averages.
+    In a round agent i takes `local_steps` steps of size alpha from m trajectories each on J_i(theta) - weight/2 |theta
+    - w|^2, from its theta_i of the last round. It sends w + beta times the mean over these steps of weight (theta_i -
+    w). The server averages.
 
-    At weight 0, w stays where it is and theta_i is LocalPG's with beta = alpha, trajectory for trajectory. At
-    weight = inf, theta_i is w, and w moves as FedAvgPG's with one local step from all of a round's trajectories.
+    At weight 0, w stays where it is and theta_i is LocalPG's with beta = alpha, trajectory for trajectory. At weight =
+    inf, theta_i is w, and w moves as FedAvgPG's with one local step from all of a round's trajectories.
     """
 
     alpha: Any
@@ -49,22 +49,24 @@ class PMetaRL(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def init(self, params: Params) -> tuple[ServerState, Near]:
+    def init(self, params: Params) -> tuple[ServerState, ProximalState]:
         return start(params)
 
-    def client(self, message: Params, state: Near, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Near]:
-        """Proximal steps of the agent's policy, and one step of the meta-policy."""
+    def client(
+        self, message: Params, state: ProximalState, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, ProximalState]:
+        """Take proximal steps of the agent's policy, and one step of the meta-policy."""
         first = self._begin(following(state, message, self._s))
         step = lambda going, keys: self.step(agent, message, self.m, going, keys.outer)  # noqa: E731
         end = local_steps(step, first, agent, key, self.local_steps)
         meta = optax.tree.add_scale(message, self.beta / self.local_steps, end.pull)
-        return meta, Near(end.theta, message, jnp.ones_like(state.trained))
+        return meta, ProximalState(end.theta, message, jnp.ones_like(state.trained))
 
-    def step(self, agent: Objective, w: Params, m: int, going: Pulling, key: PRNGKeyArray) -> Pulling:
-        """One proximal step of the agent's policy."""
+    def step(self, agent: Objective, w: Params, m: int, going: MetaPolicyCarry, key: PRNGKeyArray) -> MetaPolicyCarry:
+        """Take one proximal step of the agent's policy."""
         g = agent.gradient(going.theta, key, m)
         theta, pull = near_step(going.theta, w, g, self.alpha, self._s)
-        return Pulling(theta, optax.tree.add(going.pull, pull))
+        return MetaPolicyCarry(theta, optax.tree.add(going.pull, pull))
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))
@@ -72,8 +74,8 @@ class PMetaRL(Algorithm):
     def shared(self, message: Params) -> Params:
         return message
 
-    def personalize(self, message: Params, state: Near, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """What the agent has learned; one that never took part takes a round's steps from w, which share the m."""
+    def personalize(self, message: Params, state: ProximalState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """Return the agent's policy; one that never took part takes a round's steps from w with the m trajectories."""
         learned = following(state, message, self._s)
         if m == 0:
             return learned
@@ -86,5 +88,5 @@ class PMetaRL(Algorithm):
     def _s(self) -> Scalar:
         return looseness(self.alpha, self.weight)
 
-    def _begin(self, theta: Params) -> Pulling:
-        return Pulling(theta, jax.tree.map(jnp.zeros_like, theta))
+    def _begin(self, theta: Params) -> MetaPolicyCarry:
+        return MetaPolicyCarry(theta, jax.tree.map(jnp.zeros_like, theta))

@@ -1,4 +1,4 @@
-"""Privacy by choice: an agent's upload clipped and noised before it leaves the agent. `perfedrl.privacy` accounts."""
+"""Local differential privacy: uploads are clipped and noised at the agent; `perfedrl.privacy` does the accounting."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from perfedrl.types import Scalar
 
 
 class Private(Wrapper):
-    """An algorithm whose uploads are clipped and noised: a local Gaussian mechanism of each agent.
+    """Clip and noise the uploads of an algorithm: a local Gaussian mechanism of each agent.
 
-    The inner client works with the key it has without privacy, so its draws are the same. The noise of a simulation
-    comes from that key too, which shows what privacy costs and protects nobody; an agent in a network calls `privatize`
-    with a key of its own.
+    The inner client uses the same key as without privacy, so its draws are the same. In a simulation the noise comes
+    from that key too, which measures the cost of privacy but protects nobody; an agent in a network calls `privatize`
+    with a secret key.
     """
 
     clip: Any
@@ -38,11 +38,11 @@ class Private(Wrapper):
 
 
 def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key: PRNGKeyArray) -> PyTree:
-    """The upload moved towards the message until at most `clip` from it, with noise on every coordinate.
+    """Clip the displacement of an upload from the message to the length `clip`, and add noise to every coordinate.
 
     Upload and message are whole vectors, and the noise is Gaussian with standard deviation `noise` times `clip`. The
     key must be made from the operating system's entropy and stay with the agent: the server knows the keys of training,
-    and with one of those it could subtract the noise. An upload that is not finite counts as the message.
+    and with one of those it could subtract the noise. An upload that is not finite is replaced by the message.
     """
     check_displacement(message, upload, "privacy is")
     length = optax.tree.norm(optax.tree.sub(upload, message))
@@ -53,7 +53,7 @@ def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key:
 
     def noised(sent: Any, x: Any, k: PRNGKeyArray) -> Any:
         moved = jnp.where(short, x, jnp.where(long, sent + share * (x - sent), sent))
-        # Where there is no noise, the bits stay as they are.
+        # Selected rather than added, so that noise = 0 leaves the bits as they are.
         z = jax.random.normal(k, jnp.shape(x), jnp.result_type(x))
         return jnp.where(noise > 0, moved + noise * clip * z, moved)
 
@@ -61,7 +61,7 @@ def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key:
 
 
 def check_privacy(clip: Any, noise: Any) -> None:
-    """Refuse clip <= 0 and noise < 0, where they are numbers and not traced."""
+    """Check that clip > 0 and noise >= 0; traced values pass."""
     if isinstance(clip, int | float) and not 0 < clip <= LARGEST_STEP:
         raise UserError(f"the privacy's clip must be a finite number > 0; it is {clip}")
     if isinstance(noise, int | float) and not 0 <= noise <= LARGEST_STEP:

@@ -1,4 +1,4 @@
-"""Reptile: local policy-gradient steps, and a server that goes a part of the way to where they lead."""
+"""Reptile: local policy-gradient steps, and a server that moves a part of the way to their mean."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from perfedrl.types import Array, Params
 
 
 class Reptile(Algorithm):
-    """An initialization from which a few local steps go far, learned without any second derivative.
+    """Learn an initialization for a few local steps without second derivatives.
 
-    Agents work as in FedAvg-PG; the server goes from theta to theta + `server_step` (mean_i theta_i - theta). The more
-    local steps, the more of the mean's drift is curvature, as an adaptation step sees it. At deployment
-    `adaptation_steps` steps of alpha share the agent's trajectories.
+    Agents work as in FedAvg-PG; the server moves theta to theta + `server_step` (mean_i theta_i - theta). With more
+    local steps, more of the mean displacement is due to the curvature that an adaptation step meets. At deployment
+    `adaptation_steps` steps of size alpha share the agent's trajectories.
     """
 
     alpha: Any
@@ -59,7 +59,7 @@ class Reptile(Algorithm):
         return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        # A mean of the two, not a displacement: at server_step = 1 the bits are FedAvg-PG's.
+        # A mean of the two, not a displacement, so that server_step = 1 is bitwise FedAvg-PG.
         s = self.server_step
         nearer = jax.tree.map(lambda x, y: (1 - s) * x + s * y, state.message, average(uploads, weights))
         return ServerState(nearer)

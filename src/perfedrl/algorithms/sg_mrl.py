@@ -1,4 +1,4 @@
-"""SG-MRL, federated like Per-FedAvg-PG: the sampled adaptation step is in the objective, and its noise is no bias."""
+"""SG-MRL, federated like Per-FedAvg-PG: an unbiased gradient of the return after a sampled adaptation step."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,35 +29,36 @@ from perfedrl.estimators.tree_math import clipped_to_length
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
-class Seen(NamedTuple):
-    """The returns after adaptation that an agent has seen: a decaying sum, and the weight of what is in it."""
+class ReturnAverage(NamedTuple):
+    """Running mean of an agent's returns after adaptation: a decaying sum, and the sum of its weights."""
 
     total: Float[Array, ""]
     weight: Float[Array, ""]
 
     @property
     def mean(self) -> Float[Array, ""]:
-        """0 as long as nothing was seen."""
+        """The mean; 0 before the first return."""
         return self.total / jnp.maximum(self.weight, jnp.finfo(self.weight.dtype).tiny)
 
-    def with_another(self, value: Float[Array, ""]) -> "Seen":
-        return Seen(
+    def with_another(self, value: Float[Array, ""]) -> "ReturnAverage":
+        return ReturnAverage(
             RUNNING_MEAN_DECAY * self.total + (1 - RUNNING_MEAN_DECAY) * value,
             RUNNING_MEAN_DECAY * self.weight + (1 - RUNNING_MEAN_DECAY),
         )
 
 
 class SGMRL(Algorithm):
-    """Learn an initialization that is good after a step along a sampled gradient (Fallah et al., 2021).
+    """Learn an initialization for an adaptation step along a sampled gradient (Fallah et al., 2021).
 
-    The paper's F_i(theta) = J_i(theta + alpha grad J_i(theta)) has the expected gradient inside, for which a batch can
-    only stand in, at a bias that goes with 1 / m_in. Here V_i(theta) = E_D[J_i(theta + alpha g(D; theta))], the
-    expectation over the m_in trajectories D outside: what an agent with so many can expect. Its gradient is estimated
-    without bias at any m_in, but as theta moves the law of D too, a score term joins it, with the noise of all of D.
+    The paper's F_i(theta) = J_i(theta + alpha grad J_i(theta)) has the expected gradient inside; replacing it by an
+    estimate from a batch has a bias of order 1 / m_in. The objective here is V_i(theta) = E_D[J_i(theta + alpha g(D;
+    theta))], with the expectation over the m_in trajectories D outside: the expected return of an agent with m_in
+    trajectories. Its gradient is estimated without bias at any m_in. Since theta also changes the distribution of D, it
+    has a score term, which carries the noise of all of D.
 
-    `score_baseline` subtracts from the return that the score is multiplied with what the agent saw in earlier steps.
-    `clip`: the longest local step is beta times this. An entropy bonus and a critic, where there are any, are climbed
-    along with the return, but not credited to D; a critic is held fixed where g is differentiated.
+    `score_baseline` subtracts the mean return of the agent's earlier steps from the return that multiplies the score.
+    `clip`: the longest local step is beta times this. An entropy bonus and a critic, if any, are optimized along with
+    the return but not credited to D; a critic is held fixed where g is differentiated.
     """
 
     alpha: Any
@@ -85,7 +86,7 @@ class SGMRL(Algorithm):
         self.local_steps, self.m_in, self.m_out, self.score_baseline = local_steps, m_in, m_out, score_baseline
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse agents that have examples and no trajectories."""
+        """Require agents with trajectories rather than examples."""
         if isinstance(fleet.train, DataTask):
             with_trajectories(Sampled(policy)(fleet.task(0)), "sg-mrl")
 
@@ -93,16 +94,20 @@ class SGMRL(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * (self.m_in + self.m_out)
 
-    def init(self, params: Params) -> tuple[ServerState, Seen]:
-        return ServerState(params), Seen(jnp.zeros(()), jnp.zeros(()))
+    def init(self, params: Params) -> tuple[ServerState, ReturnAverage]:
+        return ServerState(params), ReturnAverage(jnp.zeros(()), jnp.zeros(()))
 
-    def client(self, message: Params, state: Seen, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Seen]:
-        """Tau local ascent steps along the estimated gradient of V_i."""
+    def client(
+        self, message: Params, state: ReturnAverage, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, ReturnAverage]:
+        """Take tau local ascent steps along the estimated gradient of V_i."""
         sampling = with_trajectories(agent, "sg-mrl")
         return local_steps(partial(self.step, sampling), (message, state), agent, key, self.local_steps)
 
-    def step(self, agent: PolicyObjective, carry: tuple[Params, Seen], keys: StepKeys) -> tuple[Params, Seen]:
-        """One local ascent step; the score baseline is from before its batches."""
+    def step(
+        self, agent: PolicyObjective, carry: tuple[Params, ReturnAverage], keys: StepKeys
+    ) -> tuple[Params, ReturnAverage]:
+        """Take one local ascent step; the score baseline does not contain the batches of the step."""
         theta, seen = carry
         baseline = seen.mean if self.score_baseline else 0.0
         direction, value = debiased_gradient(agent, theta, self.alpha, keys, self.m_in, self.m_out, baseline)
@@ -123,17 +128,17 @@ class SGMRL(Algorithm):
 def debiased_gradient(
     agent: PolicyObjective, theta: Params, alpha: Scalar, keys: StepKeys, m_in: int, m_out: int, baseline: Scalar
 ) -> tuple[Params, Float[Array, ""]]:
-    """Estimate grad V_i from an inner and an outer batch, without bias, and J_i after the step from the outer one.
+    """Estimate grad V_i from an inner and an outer batch, without bias, and J_i after the step from the outer batch.
 
-    (I + alpha grad g(D)) g_out, as theta moves the step, and (J_out - baseline) grad log q(D), as it moves the law
-    of D. Any baseline will do that does not depend on D.
+    The sum of (I + alpha grad g(D)) g_out, because theta changes the step, and (J_out - baseline) grad log q(D),
+    because theta changes the distribution of D. The baseline must not depend on D.
     """
     inner = agent.sampler.sample(theta, keys.inner, m_in)
     adapted = optax.tree.add_scale(theta, alpha, agent.gradient_of(theta, inner))
     outer = agent.sampler.sample(adapted, keys.outer, m_out)
     g_out = agent.gradient_of(adapted, outer)
-    # A copy that the compiler does not know for one: where g_out shares its returns, a seed alone and beside others has
-    # different bits.
+    # The barrier keeps the compiler from sharing these returns with g_out: otherwise the bits of a seed would depend on
+    # the seeds beside it.
     returns = reward_to_go(jax.lax.optimization_barrier(outer), agent.discount)
     value = jnp.mean(scaled(agent.policy, adapted, returns[:, 0]))
     moved, score = _through(agent.policy, agent.forms, agent.discount, theta, inner, g_out)
@@ -143,9 +148,9 @@ def debiased_gradient(
 def _moved_and_score(
     policy: Any, forms: Forms, discount: float, theta: Params, batch: Trajectory, v: Params
 ) -> tuple[Params, Params]:
-    """Grad g(D; theta) v, the Jacobian of the estimate at fixed trajectories, which is symmetric; grad log q(D; theta).
+    """Compute grad g(D; theta) v, with the symmetric Jacobian at fixed trajectories, and grad log q(D; theta).
 
-    The Jacobian is the mean of grad^2 nu, without eq. (3)'s outer product: here that one is the score term's affair.
+    The Jacobian is the mean of grad^2 nu, without the outer product of eq. (3), which the score term replaces here.
     """
     estimate = lambda theta: gradient_of_batch(policy, forms, discount, theta, batch)  # noqa: E731
     log_q = lambda theta: jnp.sum(log_probs(policy.log_prob, theta, batch))  # noqa: E731

@@ -1,4 +1,4 @@
-"""Shared representation: all layers of a network but the last are learned together, the last by each agent alone."""
+"""Shared representation: all layers of a network but the last are shared, the last is personal."""
 
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ from perfedrl.types import Array, Params
 ADAPTED = ("head", "all")
 
 
-class Headed(NamedTuple):
-    """An agent's state: its head, where the representation is None, and 1 once it took part, else 0."""
+class HeadState(NamedTuple):
+    """An agent's state: its head, with None in place of the representation, and 1 once it took part, else 0."""
 
     head: PyTree
     trained: Float[Array, ""]
@@ -36,13 +36,13 @@ class Headed(NamedTuple):
 class SharedRepresentation(Algorithm):
     """PFedRL-Rep by policy gradients (Xiong et al. 2025): a shared representation, and a head for every agent.
 
-    In a round an agent takes `head_steps` policy-gradient steps of its head, of size head_beta (beta when left out),
-    under the representation that it received, then `local_steps` of the representation, of size beta, under its new
-    head; each from m trajectories. It sends the representation alone: a head is empty arrays in an upload, and in the
-    message the start, from which agents have theirs. At deployment `adaptation_steps` further steps of size alpha,
-    of the head or of all parameters (`adapt`), share the m trajectories.
+    In a round an agent takes `head_steps` policy-gradient steps of its head, of size head_beta (default beta), under
+    the received representation, then `local_steps` of the representation, of size beta, under its new head; each from m
+    trajectories. It sends the representation alone: the head is empty arrays in an upload, and in the message the start
+    values, from which every agent's head begins. At deployment `adaptation_steps` further steps of size alpha, of the
+    head or of all parameters (`adapt`), share the m trajectories.
 
-    The head is a network's last layer, with standard deviations where the policy has any; of a critic too.
+    The head is the last layer of every network, the critic's included, and the policy's standard deviations if any.
     """
 
     alpha: Any
@@ -85,16 +85,18 @@ class SharedRepresentation(Algorithm):
         return (self.head_steps + self.local_steps) * self.m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse policies without a hidden layer: they have no representation to share."""
+        """Require a policy with a hidden layer, whose representation can be shared."""
         check_layers(jax.eval_shape(policy.init, jax.random.key(0)))
 
-    def init(self, params: Params) -> tuple[ServerState, Headed]:
+    def init(self, params: Params) -> tuple[ServerState, HeadState]:
         check_layers(params)
         none = jnp.zeros((), jnp.result_type(*jax.tree.leaves(params)))
-        return ServerState(params), Headed(eqx.filter(params, heads(params)), none)
+        return ServerState(params), HeadState(eqx.filter(params, heads(params)), none)
 
-    def client(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Headed]:
-        """Steps of the head under the received representation, then of the representation under the new head."""
+    def client(
+        self, message: Params, state: HeadState, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, HeadState]:
+        """Take steps of the head under the received representation, then of the representation under the new head."""
         is_head, theta = heads(message), self.with_personal_part(message, state)
         is_body = jax.tree.map(lambda head: not head, is_head)
         by = self.beta if self.head_beta is None else self.head_beta
@@ -103,24 +105,24 @@ class SharedRepresentation(Algorithm):
             theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD_STEPS), self.head_steps)
         step = lambda theta, keys: self.step(agent, is_body, self.beta, self.m, theta, keys.outer)  # noqa: E731
         theta = local_steps(step, theta, agent, key, self.local_steps)
-        return self.unchanged_upload(theta), Headed(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
+        return self.unchanged_upload(theta), HeadState(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
 
     def step(self, agent: Objective, moved: PyTree, by: Any, m: int, theta: Params, key: PRNGKeyArray) -> Params:
-        """One ascent step of those parameters that are to be moved."""
+        """Take one ascent step of the parameters that `moved` selects."""
         g = agent.gradient(theta, key, m)
         return jax.tree.map(lambda move, x, g: x + by * g if move else x, moved, theta, g)
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        """The mean representation; the message's head stays the start."""
+        """Average the representation; the message's head keeps the start values."""
         is_head, mean = heads(state.message), average(uploads, weights)
         return ServerState(jax.tree.map(lambda head, x, mean: x if head else mean, is_head, state.message, mean))
 
     def shared(self, message: Params) -> Params:
-        """The representation under the start head."""
+        """Return the representation under the initial head."""
         return message
 
-    def personalize(self, message: Params, state: Headed, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        """The representation under the agent's head, after the steps of deployment."""
+    def personalize(self, message: Params, state: HeadState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """Return the representation and the agent's head after the steps of deployment."""
         theta = self.with_personal_part(message, state)
         if m == 0:
             return theta
@@ -129,7 +131,7 @@ class SharedRepresentation(Algorithm):
         step = lambda theta, key: (self.step(agent, moved, self.alpha, m // steps, theta, key), ())  # noqa: E731
         return iterate(agent, step, theta, step_keys(key, steps))[0]
 
-    def with_personal_part(self, message: Params, state: Headed) -> Params:
+    def with_personal_part(self, message: Params, state: HeadState) -> Params:
         """Return the message with the agent's own head; the message's head for an agent that never took part."""
         own = lambda mine, x: x if mine is None else jnp.where(state.trained > 0, mine, x)  # noqa: E731
         return jax.tree.map(own, state.head, message, is_leaf=lambda x: x is None)
@@ -141,7 +143,7 @@ class SharedRepresentation(Algorithm):
 
 
 def heads(params: PyTree) -> PyTree:
-    """Which parameters are the head's: every network's last layer, and standard deviations beside a network."""
+    """Mark the parameters of the head: the last layer of every network, and standard deviations beside a network."""
     if is_network(params):
         return tuple(every(layer, i == len(params) - 1) for i, layer in enumerate(params))
     if isinstance(params, dict):
@@ -150,7 +152,7 @@ def heads(params: PyTree) -> PyTree:
 
 
 def every(params: PyTree, value: bool) -> PyTree:
-    """The same for every parameter."""
+    """Return the same value for every parameter."""
     return jax.tree.map(lambda _: value, params)
 
 
@@ -160,7 +162,7 @@ def is_network(params: PyTree) -> bool:
 
 
 def check_layers(params: PyTree) -> None:
-    """Refuse parameters in which some network has one layer, or that are of no network."""
+    """Check that the parameters are networks, each with at least two layers."""
     networks = [part for part in jax.tree.leaves(params, is_leaf=is_network) if is_network(part)]
     if not networks or min(map(len, networks)) < 2:
         lacks = "hidden = [] has no hidden layer" if networks else "this one is no network"

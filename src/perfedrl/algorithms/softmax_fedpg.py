@@ -1,4 +1,4 @@
-"""Softmax-FedPG: many local steps on softmax tables, with a reward for entropy and bounded parameters if asked for."""
+"""Softmax-FedPG: local policy-gradient steps of softmax policies, optionally with entropy rewards and bounds."""
 
 from typing import Any
 
@@ -30,9 +30,9 @@ from perfedrl.types import Array, Params, Scalar, Trajectory
 class SoftmaxFedPG(Algorithm):
     """Federated softmax policy gradient in heterogeneous environments (Labbi et al., 2025).
 
-    `regularization` lambda turns the return into E sum_t gamma^t (r_t + lambda H(pi(.|s_t))), entropy included in what
-    later states are worth; `largest` is a bound on every parameter, to which the server projects the mean. Without
-    either it is FedAvg-PG. Adaptation is on the plain return.
+    `regularization` lambda changes the return to E sum_t gamma^t (r_t + lambda H(pi(.|s_t))), so that the entropy
+    counts in the values of earlier states; `largest` bounds the absolute value of every parameter, onto which the
+    server projects the mean. Without either it is FedAvg-PG. Adaptation is on the plain return.
     """
 
     alpha: Any
@@ -56,7 +56,7 @@ class SoftmaxFedPG(Algorithm):
         off = isinstance(regularization, int | float) and regularization == 0
         check_positive(regularization=None if off else regularization, largest=largest)
         self.alpha, self.beta, self.largest = alpha, beta, largest
-        # None is no leaf: where nothing is added, nothing is computed.
+        # None is no leaf, so that nothing is compiled for a regularization of 0.
         self.regularization = None if off else regularization
         self.local_steps, self.m = local_steps, m
 
@@ -65,7 +65,7 @@ class SoftmaxFedPG(Algorithm):
         return self.local_steps * self.m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse policies that are no softmax over finitely many actions in finitely many states."""
+        """Require a softmax policy over finitely many actions in finitely many states."""
         if policy.probabilities is None:
             raise UserError(
                 f"softmax-fedpg needs a softmax policy over finitely many states, table or log-linear; this one is "
@@ -78,7 +78,7 @@ class SoftmaxFedPG(Algorithm):
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
-        """Tau local steps along the gradient of the return, regularized or not."""
+        """Take tau local steps along the gradient of the return, regularized or not."""
 
         def step(theta: Params, keys: StepKeys) -> Params:
             return optax.tree.add_scale(theta, self.beta, self.gradient(agent, theta, keys.outer))
@@ -104,7 +104,7 @@ class SoftmaxFedPG(Algorithm):
 
 
 def regularized_gradient(agent: Objective, theta: Params, weight: Scalar, key: PRNGKeyArray, m: int) -> Params:
-    """The gradient of the return with a reward of `weight` times the entropy of every decision, from m trajectories."""
+    """Estimate the gradient of the return plus `weight` times the entropy of every decision from m trajectories."""
     if isinstance(agent, ExactObjective):
         return jax.grad(lambda theta: regularized_return(agent, theta, weight))(theta)
     sampling = with_trajectories(agent, "softmax-fedpg with regularization")
@@ -113,7 +113,7 @@ def regularized_gradient(agent: Objective, theta: Params, weight: Scalar, key: P
 
 
 def regularized_return(agent: ExactObjective, theta: Params, weight: Scalar) -> Float[Array, ""]:
-    """J(theta) with the entropy in every state as a part of its reward."""
+    """Compute J(theta) with `weight` times the entropy of every state added to its rewards."""
     entropy = jax.vmap(lambda s: agent.policy.entropy(theta, s))(jnp.arange(agent.task.states))
     rewarded = eqx.tree_at(lambda task: task.r, agent.task, agent.task.r + weight * entropy[:, None])
     return J(agent.policy, rewarded, theta)
@@ -122,7 +122,7 @@ def regularized_return(agent: ExactObjective, theta: Params, weight: Scalar) -> 
 def regularized_of_batch(
     policy: Any, forms: Forms, discount: float, theta: Params, batch: Trajectory, weight: Scalar
 ) -> Params:
-    """Entropy as a reward, for the decisions that lead to it, and its own derivative where a batch came by."""
+    """Compute the policy gradient with entropy rewards, plus the derivative of the entropy in the visited states."""
     decay = discount ** jnp.arange(batch.reward.shape[-1], dtype=batch.reward.dtype)
 
     def bonus(theta: Params) -> Float[Array, "m T"]:

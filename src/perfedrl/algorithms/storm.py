@@ -1,4 +1,4 @@
-"""Per-FedAvg-STORM: first-order Per-FedAvg-PG whose gradients carry over what earlier local steps estimated."""
+"""Per-FedAvg-STORM: first-order Per-FedAvg-PG with variance reduction by recursive momentum."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,13 +30,13 @@ from perfedrl.estimators.tree_math import clipped_to_length
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 LARGEST_LOG = 80.0
-"""Of a weight; float32 holds none much larger, and it is clipped anyway."""
+"""Largest logarithm of a weight, so that it is finite in float32; weights are clipped far below."""
 
 
-class Weights(NamedTuple):
-    """The importance weights of a round's inner and outer batches.
+class WeightRecord(NamedTuple):
+    """Statistics of the importance weights of a round's inner and outer batches.
 
-    How many there were and how many of them were clipped, the sum of what was used, and the largest before clipping.
+    The number of weights and of clipped ones, the sum after clipping, and the largest before clipping.
     """
 
     drawn: Float[Array, ""]
@@ -44,9 +44,9 @@ class Weights(NamedTuple):
     used: Float[Array, ""]
     largest: Float[Array, ""]
 
-    def with_more(self, weights: Float[Array, " m"], limit: Scalar, begun: Float[Array, ""]) -> "Weights":
-        """With those of another step, which do not count in the first, where nothing was carried over."""
-        return Weights(
+    def with_more(self, weights: Float[Array, " m"], limit: Scalar, begun: Float[Array, ""]) -> "WeightRecord":
+        """Add the weights of a step; the first step of a round (`begun` = 0) has none and does not count."""
+        return WeightRecord(
             self.drawn + begun * len(weights),
             self.clipped + begun * jnp.sum(weights > limit),
             self.used + begun * jnp.sum(jnp.minimum(weights, limit)),
@@ -55,29 +55,30 @@ class Weights(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A gradient estimate and the parameters that it is of."""
+    """A gradient estimate and the parameters at which it was estimated."""
 
     at: Params
     gradient: Params
 
 
-class Going(NamedTuple):
-    """What goes from step to step of a round; `begun` is 0 in the first and 1 from then on."""
+class StormCarry(NamedTuple):
+    """The carry of the local steps of a round; `begun` is 0 in the first step and 1 afterwards."""
 
     theta: Params
     inner: Estimate
     outer: Estimate
-    weights: Weights
+    weights: WeightRecord
     begun: Float[Array, ""]
 
 
 class StormPG(Algorithm):
     """First-order Per-FedAvg-PG with recursive momentum (STORM) in the inner and the outer gradient of a round.
 
-    d_t = g(theta_t; xi_t) + (1 - momentum) (d_{t-1} - g_w(theta_{t-1}; xi_t)): the last estimate is carried over, less
-    what the new trajectories would have estimated there, by importance weights of at most `clip_weight`. As parameters
-    move little, noise cancels. A round starts from a plain estimate, as PAGE does, so that nothing stale crosses
-    rounds; with momentum = 1 every estimate is plain. `clip`: the longest local step is beta times this.
+    d_t = g(theta_t; xi_t) + (1 - momentum) (d_{t-1} - g_w(theta_{t-1}; xi_t)): the last estimate is corrected by g_w,
+    the estimate at the last parameters from the new trajectories with importance weights of at most `clip_weight`.
+    Since parameters move little, noise cancels. A round starts from a plain estimate, as in PAGE, so that no outdated
+    estimate crosses rounds; with momentum = 1 every estimate is plain. `clip`: the longest local step is beta times
+    this.
     """
 
     alpha: Any
@@ -111,7 +112,7 @@ class StormPG(Algorithm):
         self.local_steps, self.m_in, self.m_out = local_steps, m_in, m_out
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        """Refuse agents that have examples and no trajectories."""
+        """Require agents with trajectories rather than examples."""
         if isinstance(fleet.train, DataTask):
             with_trajectories(Sampled(policy)(fleet.task(0)), "per-fedavg-storm")
 
@@ -119,17 +120,19 @@ class StormPG(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * (self.m_in + self.m_out)
 
-    def init(self, params: Params) -> tuple[ServerState, Weights]:
+    def init(self, params: Params) -> tuple[ServerState, WeightRecord]:
         return ServerState(params), no_weights()
 
-    def client(self, message: Params, state: Weights, agent: Objective, key: PRNGKeyArray) -> tuple[Params, Weights]:
-        """Tau local ascent steps along the carried first-order meta-gradient; the state is a record of the weights."""
+    def client(
+        self, message: Params, state: WeightRecord, agent: Objective, key: PRNGKeyArray
+    ) -> tuple[Params, WeightRecord]:
+        """Take tau local ascent steps along the recursive first-order meta-gradient; the state records the weights."""
         sampling = with_trajectories(agent, "per-fedavg-storm")
         end = local_steps(partial(self.step, sampling), start(message), agent, key, self.local_steps)
         return end.theta, end.weights
 
-    def step(self, agent: PolicyObjective, last: Going, keys: StepKeys) -> Going:
-        """One local ascent step: an inner estimate, the adapted parameters, an outer estimate there."""
+    def step(self, agent: PolicyObjective, last: StormCarry, keys: StepKeys) -> StormCarry:
+        """Take one local ascent step: an inner estimate, the adapted parameters, an outer estimate there."""
         keep = last.begun * (1 - self.momentum)
         inner, w_in = carried(agent, last.theta, last.inner, keep, keys.inner, self.m_in, self.clip_weight)
         adapted = optax.tree.add_scale(last.theta, self.alpha, inner.gradient)
@@ -137,10 +140,10 @@ class StormPG(Algorithm):
         direction = outer.gradient if self.clip is None else clipped_to_length(outer.gradient, self.clip)
         weights = last.weights.with_more(jnp.concatenate([w_in, w_out]), self.clip_weight, last.begun)
         theta = optax.tree.add_scale(last.theta, self.beta, direction)
-        return Going(theta, inner, outer, weights, jnp.ones_like(last.begun))
+        return StormCarry(theta, inner, outer, weights, jnp.ones_like(last.begun))
 
-    def diagnostics(self, state: Weights) -> dict[str, Array]:
-        """How the last round's importance weights were; all 0 where it had a single step, which needs none."""
+    def diagnostics(self, state: WeightRecord) -> dict[str, Array]:
+        """Statistics of the last round's importance weights; all 0 for rounds of a single step, which needs none."""
         drawn = jnp.maximum(state.drawn, 1)
         return {
             "weights clipped": state.clipped / drawn,
@@ -158,20 +161,20 @@ class StormPG(Algorithm):
         return adapt(agent, message, self.alpha, key, m)
 
 
-def no_weights() -> Weights:
-    return Weights(*[jnp.zeros(())] * 4)
+def no_weights() -> WeightRecord:
+    return WeightRecord(*[jnp.zeros(())] * 4)
 
 
-def start(theta: Params) -> Going:
-    """The start of a round, where nothing was estimated yet."""
+def start(theta: Params) -> StormCarry:
+    """Return the carry at the start of a round, before any estimate."""
     nothing = Estimate(theta, jax.tree.map(jnp.zeros_like, theta))
-    return Going(theta, nothing, nothing, no_weights(), jnp.zeros(()))
+    return StormCarry(theta, nothing, nothing, no_weights(), jnp.zeros(()))
 
 
 def carried(
     agent: PolicyObjective, params: Params, last: Estimate, keep: Scalar, key: PRNGKeyArray, m: int, limit: Scalar
 ) -> tuple[Estimate, Float[Array, " m"]]:
-    """The gradient from m trajectories, corrected by a share of the last estimate's error there, and their weights."""
+    """Estimate the gradient from m trajectories with recursive momentum; also return their importance weights."""
     batch = agent.sampler.sample(params, key, m)
     g = agent.gradient_of(params, batch)
     g_w, weights = _reweighted(agent.policy, agent.forms, agent.discount, params, last.at, batch, limit)
@@ -182,7 +185,10 @@ def carried(
 def reweighted_gradient(
     policy: Any, forms: Forms, discount: float, params: Params, last: Params, batch: Trajectory, limit: Scalar
 ) -> tuple[Params, Float[Array, " m"]]:
-    """The gradient at the last parameters from a batch under new ones, by importance weights; these before clipping."""
+    """Estimate the gradient at the last parameters from a batch sampled under new ones, by importance weights.
+
+    Also return the weights before clipping.
+    """
     log_prob = partial(log_probs, policy.log_prob)
     log_weights = jnp.sum(log_prob(last, batch) - log_prob(params, batch), axis=-1)
     weights = jnp.exp(jnp.minimum(log_weights, LARGEST_LOG))
