@@ -1,4 +1,4 @@
-"""Exact quantities without sampling: tabular agents, linear-quadratic agents, entropy-regularized values."""
+"""Quantities computed exactly, without sampling: tabular and linear-quadratic agents, entropy-regularized values."""
 
 from perfedrl.exact.tabular import (
     Exact,

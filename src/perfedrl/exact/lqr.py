@@ -1,7 +1,7 @@
-"""Exact quantities of linear-quadratic agents: costs, gradients and Hessians from Lyapunov equations, optimal gains.
+"""Exact costs, gradients and Hessians of linear-quadratic agents from Lyapunov equations, and optimal gains.
 
-C(K) = tr(P_K S) is the infinite-horizon cost of u = -K x, and J = -C. The formulas are written once and used with two
-solvers: SciPy's, for NumPy arrays in float64 (`cost`, `gradient`, ...), and a doubling iteration that JAX traces.
+C(K) = tr(P_K S) is the infinite-horizon cost of u = -K x, and J = -C. The formulas are shared by two solvers: SciPy's,
+for NumPy arrays in float64 (`cost`, `gradient`, ...), and a doubling iteration that JAX can trace.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ Solver = Callable[[Matrix, Matrix], Matrix]
 """Solves X = L X L^T + M."""
 
 DOUBLINGS = 16
-"""Of the series for X: 2^16 terms, exact to rounding up to a spectral radius of 0.9997."""
+"""Number of doublings: 2^16 terms of the series for X, exact to rounding up to a spectral radius of 0.9997."""
 
 
 class System(NamedTuple):
-    """One agent's problem with its discount taken in: sqrt(gamma) A and B, the costs, and what P_K is weighed with."""
+    """One agent's discounted problem: A and B times sqrt(gamma), cost matrices Q and R, and the weight S of P_K."""
 
     A: Matrix
     B: Matrix
@@ -38,7 +38,7 @@ class System(NamedTuple):
 
 
 class Solution(NamedTuple):
-    """What a gain amounts to: P = Q + K^T R K + L^T P L, Sigma = S + L Sigma L^T, E = R K - B^T P L, L = A - B K."""
+    """Solution for a gain: P = Q + K^T R K + L^T P L, Sigma = S + L Sigma L^T, E = R K - B^T P L, L = A - B K."""
 
     P: Matrix
     Sigma: Matrix
@@ -47,9 +47,9 @@ class Solution(NamedTuple):
 
 
 def system(task: LinearQuadratic) -> System:
-    """The problem of a task. S is the covariance of x_0, with what process noise adds to it.
+    """Build the problem of a task. S is the covariance of x_0 plus the contribution of process noise.
 
-    Undiscounted process noise makes every total infinite; the cost is then the average per step.
+    With process noise and without discount every total cost is infinite; the cost is then the average per step.
     """
     gamma, noise, one = task.discount, task.process_noise**2, np.eye(task.state_size)
     weight = 1 + gamma / (1 - gamma) * noise if gamma < 1 else noise or 1.0
@@ -60,7 +60,7 @@ def system(task: LinearQuadratic) -> System:
 
 
 def solution(s: System, K: Matrix, solve: Solver) -> Solution:  # noqa: N803
-    """The cost-to-go and the state covariance under a gain."""
+    """Compute the cost-to-go and the state covariance under a gain."""
     L = s.A - s.B @ K
     P = solve(L.T, s.Q + K.T @ s.R @ K)
     return Solution(P, solve(L, s.S), s.R @ K - s.B.T @ P @ L, L)
@@ -72,7 +72,7 @@ def gradient_of(at: Solution) -> Matrix:
 
 
 def hessian_of(s: System, at: Solution, V: Matrix, solve: Solver) -> Matrix:  # noqa: N803
-    """grad^2 C [V]: the derivatives of P and Sigma along V solve Lyapunov equations of their own."""
+    """Compute grad^2 C [V]; the derivatives of P and Sigma along V solve Lyapunov equations too."""
     moved = -s.B @ V @ at.Sigma @ at.L.T
     dP = solve(at.L.T, V.T @ at.E + at.E.T @ V)
     dSigma = solve(at.L, moved + moved.T)
@@ -84,12 +84,14 @@ def hessian_of(s: System, at: Solution, V: Matrix, solve: Solver) -> Matrix:  # 
 
 
 def by_doubling(L: Matrix, M: Matrix) -> Matrix:  # noqa: N803
-    """X = sum_k L^k M L^kT by Smith's iteration, twice as many terms each time; nan where L is not stable.
+    """Solve X = sum_k L^k M L^kT by Smith's iteration, which doubles the terms each time; nan if L is not stable.
 
-    No factorization, which inside compiled loops can deadlock, and autodiff goes through it.
+    It needs no matrix factorization, which can deadlock inside compiled loops, and it is differentiable.
     """
-    # By sums, which are faster than products of small matrices, and whose order no batch shape changes.
-    times = lambda x, y: jnp.sum(x[:, :, None] * y[None], axis=1)  # noqa: E731
+
+    def times(x: Matrix, y: Matrix) -> Matrix:
+        """Multiply small matrices by sums: faster than `@`, with an order that does not depend on the batch shape."""
+        return jnp.sum(x[:, :, None] * y[None], axis=1)
 
     def double(carry, _):
         X, power = carry
@@ -100,16 +102,16 @@ def by_doubling(L: Matrix, M: Matrix) -> Matrix:  # noqa: N803
 
 
 def C(task: LinearQuadratic, K: Matrix) -> Float[Array, ""]:  # noqa: N802, N803
-    """C_i(K), traceable: nan where the gain does not stabilize the system."""
+    """Compute C_i(K), traceable by JAX; nan if the gain does not stabilize the system."""
     s = system(task)
     L = s.A - s.B @ K
     return jnp.sum(by_doubling(L.T, s.Q + K.T @ s.R @ K) * s.S)
 
 
 class ExactLQRObjective(eqx.Module):
-    """J = -C of one linear-quadratic agent without sampling noise, in closed form; exploration noise does not count.
+    """J = -C of one linear-quadratic agent in closed form, without sampling or exploration noise.
 
-    Keys and batch sizes are ignored, like by `exact.ExactObjective`.
+    Keys and batch sizes are ignored, as in `exact.ExactObjective`.
     """
 
     task: LinearQuadratic
@@ -133,7 +135,7 @@ class ExactLQRObjective(eqx.Module):
 
 
 def _along(params: Params, gain: Matrix) -> Params:
-    """A derivative in the shape of the parameters: what is not the gain does not matter."""
+    """Put a derivative by the gain into the shape of the parameters, with zeros for all others."""
     return {name: gain if name == "gain" else jnp.zeros_like(x) for name, x in params.items()}
 
 
@@ -141,7 +143,7 @@ def _along(params: Params, gain: Matrix) -> Params:
 
 
 def cost(task: LinearQuadratic, K: Matrix) -> float:  # noqa: N803
-    """C_i(K), infinite where the gain does not stabilize the system."""
+    """Compute C_i(K); infinite if the gain does not stabilize the system."""
     at = _solved(task, K)
     return np.inf if at is None else float(np.sum(at.P * system(task).S))
 
@@ -157,29 +159,29 @@ def hessian(task: LinearQuadratic, K: Matrix, V: Matrix) -> Matrix:  # noqa: N80
 
 
 def adapted(task: LinearQuadratic, K: Matrix, eta: float) -> Matrix:  # noqa: N803
-    """K_i^+ = K - eta grad C_i(K), the gain after one step of the agent's own."""
+    """Compute K_i^+ = K - eta grad C_i(K), the gain after one adaptation step."""
     return np.asarray(K) - eta * gradient(task, K)
 
 
 def meta_cost(task: LinearQuadratic, K: Matrix, eta: float) -> float:  # noqa: N803
-    """C_i(K_i^+), the MAML objective; infinite where either gain does not stabilize the system."""
+    """Compute the MAML objective C_i(K_i^+); infinite if either gain does not stabilize the system."""
     return cost(task, adapted(task, K, eta)) if radius(task, K) < 1 else np.inf
 
 
 def meta_gradient(task: LinearQuadratic, K: Matrix, eta: float) -> Matrix:  # noqa: N803
-    """(I - eta grad^2 C_i(K)) grad C_i(K_i^+)."""
+    """Compute the MAML gradient (I - eta grad^2 C_i(K)) grad C_i(K_i^+)."""
     after = gradient(task, adapted(task, K, eta))
     return after - eta * hessian(task, K, after)
 
 
 def radius(task: LinearQuadratic, K: Matrix) -> float:  # noqa: N803
-    """rho(A - B K), with sqrt(gamma) where there is a discount: the cost is finite where it is below 1."""
+    """Spectral radius rho(A - B K), times sqrt(gamma) with a discount; the cost is finite if it is below 1."""
     s = system(task)
     return float(np.abs(np.linalg.eigvals(s.A - s.B @ np.asarray(K))).max())
 
 
 def optimal_gain(task: LinearQuadratic) -> Matrix:
-    """The gain with the lowest cost, from the Riccati equation."""
+    """Compute the gain of lowest cost from the Riccati equation."""
     s = system(task)
     P = scipy.linalg.solve_discrete_are(s.A, s.B, s.Q, s.R)
     return np.linalg.solve(s.R + s.B.T @ P @ s.B, s.B.T @ P @ s.A)
@@ -189,38 +191,41 @@ def optimal_gain(task: LinearQuadratic) -> Matrix:
 
 
 def systems(fleet: Fleet, held_out: bool = False) -> list[LinearQuadratic]:
-    """The tasks of a part of a fleet, one by one."""
+    """List the training or held-out tasks of a fleet."""
     count = fleet.held_out_agents if held_out else fleet.agents
     return [fleet.task(i, held_out=held_out) for i in range(count)]
 
 
 def average_optimal_gain(tasks: Sequence[LinearQuadratic], start: Matrix) -> Matrix:
-    """The minimizer of the mean cost: the best that one gain does for all, without adaptation."""
+    """Minimize the mean cost of one shared gain without adaptation."""
     return _minimizer(tasks, start, cost, gradient)
 
 
 def meta_optimal_gain(tasks: Sequence[LinearQuadratic], start: Matrix, eta: float) -> Matrix:
-    """A minimizer of the mean cost after one step, the nearest that descent from `start` finds: there are several."""
+    """Minimize the mean cost after one adaptation step by descent from `start`; there are several local minima."""
     return _minimizer(tasks, start, lambda t, k: meta_cost(t, k, eta), lambda t, k: meta_gradient(t, k, eta))
 
 
 def _minimizer(tasks: Sequence[LinearQuadratic], start: Matrix, value: Callable, slope: Callable) -> Matrix:
     shape = np.shape(start)
-    mean = lambda k: float(np.mean([value(task, k.reshape(shape)) for task in tasks]))  # noqa: E731
-    by_gain = lambda k: (  # noqa: E731
-        np.mean([slope(task, k.reshape(shape)) for task in tasks], axis=0).ravel()
-        if np.isfinite(mean(k))
-        else np.zeros(k.size)
-    )
+
+    def mean(k: np.ndarray) -> float:
+        return float(np.mean([value(task, k.reshape(shape)) for task in tasks]))
+
+    def mean_slope(k: np.ndarray) -> np.ndarray:
+        if not np.isfinite(mean(k)):
+            return np.zeros(k.size)
+        return np.mean([slope(task, k.reshape(shape)) for task in tasks], axis=0).ravel()
+
     if not np.isfinite(mean(np.ravel(start))):
         raise UserError("the gain to start from must stabilize every system, and so must a step from it")
-    # The search steps back from infinite costs; it ends where rounding lets it go no further.
-    found = scipy.optimize.minimize(mean, np.ravel(start), jac=by_gain, method="BFGS", options={"gtol": 1e-8})
+    # The line search backtracks from infinite costs; the search ends when rounding stops its progress.
+    found = scipy.optimize.minimize(mean, np.ravel(start), jac=mean_slope, method="BFGS", options={"gtol": 1e-8})
     return found.x.reshape(shape)
 
 
 def check_stable(tasks: Sequence[LinearQuadratic], K: Matrix, where: str, agents: str = "agent") -> None:  # noqa: N803
-    """Refuse a gain under which some system is unstable, with the agent and the spectral radius."""
+    """Reject a gain that does not stabilize all systems, naming the agent and the spectral radius."""
     for i, task in enumerate(tasks):
         rho = radius(task, K) if np.isfinite(K).all() else float("nan")
         if not rho < 1:
@@ -230,7 +235,7 @@ def check_stable(tasks: Sequence[LinearQuadratic], K: Matrix, where: str, agents
 
 
 def check_start(fleet: Fleet, policy: Any) -> None:
-    """Refuse a policy that starts from a gain under which some agent's cost is infinite."""
+    """Reject a policy whose initial gain has infinite cost for some agent."""
     if np.shape(policy.gain) != (fleet.train.action_size, fleet.train.state_size):
         raise UserError(f"the policy's gain has shape {np.shape(policy.gain)}, which does not fit the fleet")
     for held_out, agents in ((False, "agent"), (True, "held-out agent")):
@@ -253,5 +258,5 @@ def _stable(task: LinearQuadratic, K: Matrix) -> Solution:  # noqa: N803
 
 
 def is_lqr(fleet: Any, policy: Any) -> bool:
-    """Whether a fleet and a policy have these exact quantities."""
+    """Whether a fleet and a policy are linear-quadratic, so that these quantities exist."""
     return isinstance(fleet.train, LinearQuadratic) and policy.gain is not None

@@ -1,8 +1,8 @@
-"""Action values of tabular agents over an infinite horizon, with and without a reward for entropy.
+"""Infinite-horizon action values of tabular agents, with and without an entropy bonus.
 
-What methods that think in action values converge to. Everything is a fixed point of a contraction and is found by
-repeating it: no linear solver, so that compiled loops may call it. An agent's horizon is ignored; its discount is what
-makes later rewards count less. The traceable forms come first, then the float64 front, as in `exact.py`.
+These are the limits of value-based methods. Each is the fixed point of a contraction and is found by iteration, without
+a linear solver, so that compiled loops can call it. The horizon of an agent is ignored; only its discount counts. The
+functions that JAX can trace come first, then their float64 versions, as in `exact.tabular`.
 """
 
 import math
@@ -21,7 +21,7 @@ from perfedrl.exact.tabular import float64
 from perfedrl.types import Array, Scalar
 
 PRECISION = 1e-16
-"""Of a fixed point, relative to the error of its start."""
+"""Error of a fixed point relative to the error of the starting point."""
 
 Table = Float[Array, "S A"]
 
@@ -38,39 +38,42 @@ class SoftOptimum(NamedTuple):
 
 
 def soft_action_values(mdp: TabularMDP, log_policy: Table, entropy: Scalar) -> Table:
-    """Q(s, a) = r + gamma E[V(s')] of a policy, V(s) = E_pi[Q - entropy log pi]: the next decision's entropy on."""
+    """Compute Q(s, a) = r + gamma E[V(s')] of a policy, with V(s) = E_pi[Q - entropy log pi]."""
     pi = jnp.exp(log_policy)
     bonus = entropy * jnp.sum(entr(pi), axis=-1)
     return _fixed_point(mdp, lambda q: mdp.r + mdp.discount * mdp.backup(jnp.sum(pi * q, axis=-1) + bonus), pi)
 
 
 def soft_advantages(q: Table, log_policy: Table, entropy: Scalar) -> Table:
-    """Q(s, a) - V(s); at the optimum it is `entropy` log pi."""
+    """Compute Q(s, a) - V(s), which equals `entropy` log pi at the optimum."""
     return q - jnp.sum(jnp.exp(log_policy) * (q - entropy * log_policy), axis=-1, keepdims=True)
 
 
 def soft_optimal_values(mdp: TabularMDP, entropy: Scalar) -> Table:
-    """Q* by soft value iteration: V(s) = entropy log sum exp(Q / entropy)."""
-    back = lambda q: mdp.r + mdp.discount * mdp.backup(entropy * logsumexp(q / entropy, axis=-1))  # noqa: E731
-    return _fixed_point(mdp, back, jnp.asarray(mdp.r))
+    """Compute Q* by soft value iteration, with V(s) = entropy log sum exp(Q / entropy)."""
+
+    def bellman(q: Table) -> Table:
+        return mdp.r + mdp.discount * mdp.backup(entropy * logsumexp(q / entropy, axis=-1))
+
+    return _fixed_point(mdp, bellman, jnp.asarray(mdp.r))
 
 
 def sarsa_values(mdp: TabularMDP, temperature: Scalar) -> Table:
-    """Q of the policy softmax(Q / temperature): where tabular SARSA with that policy improvement comes to rest.
+    """Compute Q of the policy softmax(Q / temperature), the limit of tabular SARSA with this policy improvement.
 
-    Only a high temperature makes this a contraction; where it is not, the result need not be a fixed point.
+    The iteration contracts only at high temperatures; otherwise the result need not be a fixed point.
     """
 
-    def back(q: Table) -> Table:
+    def bellman(q: Table) -> Table:
         return mdp.r + mdp.discount * mdp.backup(jnp.sum(jax.nn.softmax(q / temperature) * q, axis=-1))
 
-    return _fixed_point(mdp, back, jnp.asarray(mdp.r))
+    return _fixed_point(mdp, bellman, jnp.asarray(mdp.r))
 
 
-def _fixed_point(mdp: TabularMDP, back: Callable[[Table], Table], like: Table) -> Table:
-    """The limit of a map that shrinks distances by gamma: repeated until rounding is all that is left."""
+def _fixed_point(mdp: TabularMDP, bellman: Callable[[Table], Table], like: Table) -> Table:
+    """Iterate a map that contracts by gamma until only rounding errors remain."""
     count = math.ceil(math.log(PRECISION) / math.log(mdp.discount)) if mdp.discount else 1
-    return jax.lax.fori_loop(0, count + 1, lambda _, q: back(q), jnp.zeros(mdp.r.shape, like.dtype))
+    return jax.lax.fori_loop(0, count + 1, lambda _, q: bellman(q), jnp.zeros(mdp.r.shape, like.dtype))
 
 
 # --- float64 front ------------------------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ def _fixed_point(mdp: TabularMDP, back: Callable[[Table], Table], like: Table) -
 
 @float64
 def soft_optimum(mdp: TabularMDP, entropy: float) -> SoftOptimum:
-    """The entropy-regularized optimum of one agent's MDP, infinite horizon; `entropy` is the bonus's weight."""
+    """Compute the entropy-regularized optimum of one agent's MDP; `entropy` is the weight of the bonus."""
     if not 0 < entropy < float("inf"):
         raise UserError(f"entropy must be a finite number > 0: without any, the optimum is no softmax; it is {entropy}")
     return _optimum(mdp, entropy)
@@ -86,23 +89,23 @@ def soft_optimum(mdp: TabularMDP, entropy: float) -> SoftOptimum:
 
 @float64
 def soft_q(mdp: TabularMDP, probabilities: Table, entropy: float) -> Table:
-    """The action values of a policy, given as probabilities [S, A], with `entropy` as the weight of its entropy."""
+    """Compute the action values of a policy, given as probabilities [S, A], with `entropy` times its entropy added."""
     if jnp.shape(probabilities) != mdp.r.shape:
         raise UserError(f"probabilities must have shape {mdp.r.shape}; they have shape {jnp.shape(probabilities)}")
     return _values(mdp, probabilities, entropy)
 
 
 def q_values(mdp: TabularMDP, probabilities: Table) -> Table:
-    """The action values of a policy, infinite horizon, without a bonus for entropy."""
+    """Compute the action values of a policy over an infinite horizon, without an entropy bonus."""
     return soft_q(mdp, probabilities, 0.0)
 
 
 @float64
 def sarsa_q(mdp: TabularMDP, temperature: float) -> Table:
-    """The rest point of tabular SARSA under softmax(Q / temperature); refused where the iteration finds none."""
+    """Compute the fixed point of tabular SARSA under softmax(Q / temperature); raises `UserError` if none is found."""
     q, again = _sarsa(mdp, temperature)
     if not float(jnp.abs(q - again).max()) <= 1e-9 * (1 + float(jnp.abs(q).max())):
-        raise UserError(f"SARSA finds no rest point at temperature {temperature}: choose a higher one")
+        raise UserError(f"SARSA finds no fixed point at temperature {temperature}: choose a higher temperature")
     return q
 
 

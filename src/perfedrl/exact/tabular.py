@@ -1,7 +1,7 @@
-"""Exact evaluation of tabular agents by differentiating the finite-horizon recursion: no sampling noise.
+"""Exact evaluation of tabular agents by differentiating the finite-horizon recursion, without sampling noise.
 
-The functions named after quantities (`expected_return`, `gradient`, ...) take and give NumPy arrays and compute in
-float64 whatever the session's precision. Below them are the traceable forms, for use inside other JAX code.
+The first part holds functions of one agent that JAX can trace. The functions below it (`expected_return`, `gradient`,
+...) take and return NumPy arrays and compute in float64 regardless of the session's precision.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,41 +24,41 @@ from perfedrl.types import Array, Params, Scalar
 Mdps = Sequence[TabularMDP] | TabularMDP | Fleet
 
 
-# --- traceable forms, for one agent ---------------------------------------------------------------------------------
+# --- traceable by JAX, for one agent --------------------------------------------------------------------------------
 
 
 def J(policy: TablePolicy, mdp: TabularMDP, theta: Params) -> Float[Array, ""]:  # noqa: N802
-    """J_i(theta), the expected return, by backward recursion over H + 1 decisions."""
+    """Compute the expected return J_i(theta) by backward recursion over H + 1 decisions."""
     pi = policy.probabilities(theta)
 
-    def back(v, _):
+    def backward_step(v, _):
         q = mdp.r + mdp.discount * mdp.backup(v)
         return jnp.sum(pi * q, axis=-1), None
 
-    v, _ = jax.lax.scan(back, jnp.zeros(mdp.states, pi.dtype), length=mdp.horizon + 1)
+    v, _ = jax.lax.scan(backward_step, jnp.zeros(mdp.states, pi.dtype), length=mdp.horizon + 1)
     return jnp.sum(mdp.mu * v)
 
 
 def adapted(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Params:
-    """theta_i^+ = theta + alpha grad J_i(theta), the agent's personalized parameters."""
+    """Compute theta_i^+ = theta + alpha grad J_i(theta), the personalized parameters of an agent."""
     g = jax.grad(partial(J, policy, mdp))(theta)
     return jax.tree.map(lambda x, dx: x + alpha * dx, theta, g)
 
 
 def F(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Float[Array, ""]:  # noqa: N802
-    """F_i(theta) = J_i(theta_i^+), eq. (5): the return after one adaptation step."""
+    """Compute F_i(theta) = J_i(theta_i^+), eq. (5), the return after one adaptation step."""
     return J(policy, mdp, adapted(policy, mdp, theta, alpha))
 
 
 def adapted_gradient(policy: TablePolicy, mdp: TabularMDP, theta: Params, alpha: Scalar) -> Params:
-    """Grad J_i(theta_i^+), what the exact first-order dynamics follows."""
+    """Compute grad J_i(theta_i^+), the direction of the exact first-order dynamics."""
     return jax.grad(partial(J, policy, mdp))(adapted(policy, mdp, theta, alpha))
 
 
 class ExactObjective(eqx.Module):
-    """One agent without sampling noise, the m -> infinity limit: what an algorithm sees instead of a sampler.
+    """Objective of one agent without sampling noise, the limit m -> infinity of a sampled objective.
 
-    Keys and batch sizes are ignored; any algorithm that asks for gradients and curvature products runs on it as is.
+    Keys and batch sizes are ignored, so algorithms that use gradients and curvature products run on it unchanged.
     """
 
     task: TabularMDP
@@ -80,7 +80,7 @@ class ExactObjective(eqx.Module):
 
 
 class Exact(eqx.Module):
-    """Makes the exact objective of a tabular agent, or of a linear-quadratic one."""
+    """Factory of exact objectives for tabular and linear-quadratic agents."""
 
     policy: Any
 
@@ -96,7 +96,7 @@ T = TypeVar("T")
 
 
 def float64(f: Callable[P, T]) -> Callable[P, T]:
-    """Run a function in double precision; floating-point arrays go in and come out as NumPy float64."""
+    """Run a function in double precision, with floating-point arguments and results as NumPy float64."""
 
     @wraps(f)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,71 +109,71 @@ def float64(f: Callable[P, T]) -> Callable[P, T]:
 
 @float64
 def expected_return(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, ""]:
-    """J(theta) of one agent."""
+    """Compute J(theta) of one agent."""
     return _J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def gradient(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Params:
-    """The gradient of J, eq. (2), in the shape of theta."""
+    """Compute the gradient of J, eq. (2), in the shape of theta."""
     return _grad_J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def hessian(mdp: TabularMDP, theta: Params, policy: TablePolicy | None = None) -> Float[Array, "..."]:
-    """The Hessian of J, eq. (3); for theta[S,A] an array [S,A,S,A]."""
+    """Compute the Hessian of J, eq. (3); for theta[S,A] an array [S,A,S,A]."""
     return _hess_J(*_fitting(policy, mdp, theta))
 
 
 @float64
 def meta_objective(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
-    """F(theta), eq. (5): the mean over agents of the return after one adaptation step."""
+    """Compute F(theta), eq. (5), the mean over agents of the return after one adaptation step."""
     return _F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def meta_gradient(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
-    """The gradient of F, eq. (6), in the shape of theta."""
+    """Compute the gradient of F, eq. (6), in the shape of theta."""
     return _grad_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def meta_hessian(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
-    """The Hessian of F; for theta[S,A] an array [S,A,S,A]."""
+    """Compute the Hessian of F; for theta[S,A] an array [S,A,S,A]."""
     return _hess_F(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def first_order_direction(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Params:
-    """D(theta), the mean of grad J_i(theta_i^+): where the exact first-order dynamics goes (Prop. 2)."""
+    """Compute D(theta), the mean of grad J_i(theta_i^+), the direction of the first-order dynamics (Prop. 2)."""
     return _D(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def returns(mdps: Mdps, theta: Params, alpha: Scalar, policy: TablePolicy | None = None) -> Array:
-    """[J_i(theta), F_i(theta)] of every agent: an array [2, n], before and after adaptation."""
+    """Compute [J_i(theta), F_i(theta)] of every agent, before and after adaptation: an array [2, n]."""
     return _returns(*_fitting(policy, stacked(mdps), theta), alpha)
 
 
 @float64
 def returns_of_many(mdps: TabularMDP, thetas: Params, alpha: Scalar, policy: TablePolicy) -> Array:
-    """`returns` for L parameters at once, leading axis L: an array [L, 2, n]."""
+    """Compute `returns` for L parameters with leading axis L: an array [L, 2, n]."""
     return _many_returns(policy, mdps, thetas, alpha)
 
 
 @float64
 def optimal_return(mdp: TabularMDP) -> Float[Array, ""]:
-    """The largest return that any policy, also a time-dependent one, reaches on one agent's MDP."""
+    """Compute the largest return of any policy, time-dependent ones included, on one agent's MDP."""
     return _optimum(mdp)[0]
 
 
 def best_response(mdp: TabularMDP) -> np.ndarray:
-    """An optimal action for every step and state, [H + 1, S]: what the agent would do had it learned all there is."""
+    """Compute an optimal action for every step and state, [H + 1, S]."""
     return float64(_optimum)(mdp)[1]
 
 
 def stacked(mdps: Mdps) -> TabularMDP:
-    """The stacked form of a list of MDPs, of a fleet's training part, or of what is stacked already."""
+    """Stack a list of MDPs or the training part of a fleet; stacked MDPs are returned unchanged."""
     tasks = mdps.train if isinstance(mdps, Fleet) else mdps
     if not isinstance(tasks, TabularMDP) and not len(tasks):
         raise UserError("there must be at least one MDP")
@@ -184,12 +184,12 @@ def stacked(mdps: Mdps) -> TabularMDP:
 
 
 def softmax_of(mdp: TabularMDP) -> TableSoftmax:
-    """The table softmax that fits an MDP."""
+    """Build the table softmax policy for an MDP."""
     return TableSoftmax(mdp.states, mdp.actions)
 
 
 def _fitting(policy: TablePolicy | None, mdp: TabularMDP, theta: Params) -> tuple[Any, TabularMDP, Params]:
-    """The arguments of the compiled functions, refused where their shapes do not fit; broadcasting would hide it."""
+    """Check that the shape of theta fits the policy, which broadcasting would hide, and return the arguments."""
     fitting: Any = softmax_of(mdp) if policy is None else policy
     theta = jax.tree.map(lambda x: np.asarray(x, np.float64), theta, is_leaf=lambda x: isinstance(x, list))
     expected = jax.tree.map(np.shape, jax.eval_shape(fitting.init, jax.random.key(0)))
@@ -212,16 +212,18 @@ def _mean(f):
 
 
 def _before_and_after(policy, mdps, theta, alpha):
-    both = lambda mdp: jnp.stack([J(policy, mdp, theta), F(policy, mdp, theta, alpha)])  # noqa: E731
+    def both(mdp):
+        return jnp.stack([J(policy, mdp, theta), F(policy, mdp, theta, alpha)])
+
     return jax.vmap(both, out_axes=1)(mdps)
 
 
 def _optimal(mdp: TabularMDP):
-    def back(v, _):
+    def backward_step(v, _):
         q = mdp.r + mdp.discount * mdp.backup(v)
         return jnp.max(q, axis=-1), jnp.argmax(q, axis=-1)
 
-    v, actions = jax.lax.scan(back, jnp.zeros(mdp.states), length=mdp.horizon + 1, reverse=True)
+    v, actions = jax.lax.scan(backward_step, jnp.zeros(mdp.states), length=mdp.horizon + 1, reverse=True)
     return jnp.sum(mdp.mu * v), actions
 
 

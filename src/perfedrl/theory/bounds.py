@@ -11,19 +11,19 @@ Variant = Literal["exact", "first-order"]
 
 
 def bias(c: Constants, m_in: float, variant: Variant = "exact") -> float:
-    """b-hat, a bound on the bias of the meta-gradient estimate: Lemma 3(ii); of the first-order one, Corollary 2.
+    """Bound b-hat on the bias of the meta-gradient estimate: Lemma 3(ii), or Corollary 2 if first-order.
 
-    The first-order estimate drops the curvature term, which no batch size makes up for.
+    The first-order estimate drops the curvature term, a bias that no batch size reduces.
     """
     sampling = _over(c.alpha * c.L_J * c.G_J, sqrt(m_in))
     return c.stretch * sampling if variant == "exact" else sampling + residual(c)
 
 
 def sharp_bias(c: Constants, m_in: float, variant: Variant = "exact", variance: float | None = None) -> float:
-    """b-hat-star, the bound of Prop. 1, which falls as 1 / m_in where Lemma 3's falls as 1 / sqrt(m_in).
+    """Bound b-hat-star of Prop. 1 on the bias; it falls as 1 / m_in, Lemma 3's bound only as 1 / sqrt(m_in).
 
-    `variance` is that of one trajectory's policy gradient, G_J^2 at most. For the first-order estimate the same
-    argument applies to the sampling part of Corollary 2's bias.
+    `variance` is the variance of one trajectory's policy gradient, at most G_J^2. For the first-order estimate the same
+    argument applies to the sampling part of the bias in Corollary 2.
     """
     spread = c.G_J**2 if variance is None else variance
     sampling = _over(c.alpha**2 * c.rho_J * spread, 2 * m_in)
@@ -32,9 +32,9 @@ def sharp_bias(c: Constants, m_in: float, variant: Variant = "exact", variance: 
 
 @dataclass(frozen=True)
 class Moment:
-    """sigma-hat^2 = fixed + in / m_in + h / m_h + out / m_out, batch by batch.
+    """Bound sigma-hat^2 = fixed + in / m_in + h / m_h + out / m_out as a function of the batch sizes.
 
-    Lemma 3(iii) for the exact estimate, Corollary 2 for the first-order one, which has a fixed part instead of a
+    Lemma 3(iii) for the exact estimate; Corollary 2 for the first-order one, which has a fixed part instead of a
     curvature batch.
     """
 
@@ -49,7 +49,7 @@ class Moment:
 
 
 def moment(c: Constants, variant: Variant = "exact") -> Moment:
-    """The bound on the estimate's mean squared error, as a function of the batch sizes."""
+    """Build the bound on the mean squared error of the estimate as a function of the batch sizes."""
     a, b, scale = (c.alpha * c.L_J) ** 2, c.stretch**2, 3 * c.G_J**2
     if variant == "exact":
         return Moment(0.0, m_in=scale * a * b, m_h=scale * a, m_out=scale * b)
@@ -57,37 +57,37 @@ def moment(c: Constants, variant: Variant = "exact") -> Moment:
 
 
 def second_moment(c: Constants, m_in: float, m_h: float, m_out: float, variant: Variant = "exact") -> float:
-    """sigma-hat^2, a bound on the mean squared error of the meta-gradient estimate: Lemma 3(iii), Corollary 2."""
+    """Bound sigma-hat^2 on the mean squared error of the meta-gradient estimate: Lemma 3(iii), Corollary 2."""
     return moment(c, variant)(m_in, m_h, m_out)
 
 
 def drift(c: Constants, beta: float, t: float) -> float:
-    """How far t local steps can carry an agent, surely: |theta_i^{k,t} - theta^k| <= beta t G_F, Lemma 4(i).
+    """Bound beta t G_F on |theta_i^{k,t} - theta^k|, the distance moved in t local steps, Lemma 4(i).
 
-    Its square bounds the mean squared distance of the agents from their average, Lemma 4(ii).
+    The bound holds surely. Its square bounds the mean squared distance of the agents from their average, Lemma 4(ii).
     """
     return beta * t * c.G_F
 
 
 def dissimilarity(c: Constants) -> float:
-    """A bound on the mean squared distance of the agents' gradients from their mean, Remark 1."""
+    """Bound on the mean squared distance of the agents' gradients from their mean, Remark 1."""
     return c.G_J**2
 
 
 def residual(c: Constants) -> float:
-    """A bound on the meta-gradient at a fixed point of the exact first-order dynamics, Prop. 2."""
+    """Bound on the meta-gradient at a fixed point of the exact first-order dynamics, Prop. 2."""
     return c.alpha * c.L_J * c.G_J
 
 
 def ceiling(c: Constants) -> float:
-    """The largest local step size that Lemma 5 and Theorem 1 allow, 1 / (6 L_F)."""
+    """Largest local step size beta allowed by Lemma 5 and Theorem 1, 1 / (6 L_F)."""
     return 1 / (6 * c.L_F)
 
 
 def one_step_progress(
     c: Constants, beta: float, t: int, n: int, squared_gradient: float, bias: float, second_moment: float
 ) -> float:
-    """What local step t gains at least in the mean, E F(theta^{t+1}) - F(theta^t) at the agents' average, Lemma 5."""
+    """Lower bound on E F(theta^{t+1}) - F(theta^t), the gain of local step t at the agents' average, Lemma 5."""
     check_ceiling(c, beta)
     lost = 9 / 4 * beta * (c.L_F**2 * drift(c, beta, t) ** 2 + bias**2)
     return beta / 2 * squared_gradient - lost - c.L_F * beta**2 * second_moment / (2 * n)
@@ -95,7 +95,7 @@ def one_step_progress(
 
 @dataclass(frozen=True)
 class Bound:
-    """Theorem 1 term by term: a bound on the mean of |grad F|^2 along a run."""
+    """The terms of Theorem 1, a bound on the mean of |grad F|^2 along a run."""
 
     optimization: float
     drift: float
@@ -110,9 +110,10 @@ class Bound:
 def convergence(
     c: Constants, *, rounds: int, tau: int, beta: float, n: int, gap: float, bias: float, second_moment: float
 ) -> Bound:
-    """Theorem 1, eq. (8), after some rounds of tau local steps; `gap` is Delta = F* - F(theta^0), 2 R-bar at most.
+    """Evaluate Theorem 1, eq. (8), for `rounds` rounds of tau local steps.
 
-    At tau = 1 there is no drift: the sum that the theorem rounds up is zero (proof of Corollary 1, step 6).
+    `gap` is Delta = F* - F(theta^0), at most 2 R-bar. At tau = 1 the drift term is zero, since the sum that the theorem
+    bounds from above is empty (proof of Corollary 1, step 6).
     """
     check_ceiling(c, beta)
     return Bound(
@@ -124,17 +125,17 @@ def convergence(
 
 
 def check_ceiling(c: Constants, beta: float) -> None:
-    """Refuse a step size of which Lemma 5 and Theorem 1 say nothing."""
+    """Reject a step size above the limit of Lemma 5 and Theorem 1."""
     if beta > ceiling(c) * (1 + 1e-12):
         times = beta / ceiling(c)
         raise UserError(f"condition (i) fails: beta = {beta:.4g} is {times:.3g} times the ceiling 1 / (6 L_F)")
 
 
 def certificate(c: Constants, meta_gradient: float) -> float:
-    """A bound on |grad J_i(theta_i^+)|, the agent's own gradient after adaptation, from |grad F_i(theta)|: Remark 2.
+    """Bound |grad J_i(theta_i^+)|, the agent's gradient after adaptation, given |grad F_i(theta)|: Remark 2.
 
-    The paper states it for alpha <= 1 / (2 L_J), where the factor 1 / (1 - alpha L_J) is at most 2; it holds for
-    alpha < 1 / L_J, and beyond that nothing follows.
+    The paper states it for alpha <= 1 / (2 L_J), where the factor 1 / (1 - alpha L_J) is at most 2. It holds for
+    alpha < 1 / L_J; for larger alpha the result is infinite.
     """
     slope = 1 - c.alpha * c.L_J
     return meta_gradient / slope if slope > 0 else inf
@@ -142,35 +143,35 @@ def certificate(c: Constants, meta_gradient: float) -> float:
 
 @dataclass(frozen=True)
 class SmallAdaptation:
-    """How far F can be from f, the mean return without adaptation, at any parameters: Prop. 3."""
+    """Bounds on the distance of F and grad F from those of f, the mean return without adaptation: Prop. 3."""
 
     gradient: float
     value: float
 
 
 def small_adaptation(c: Constants) -> SmallAdaptation:
-    """|grad F - grad f| <= 2 alpha L_J G_J and |F - f| <= alpha G_J^2, Prop. 3."""
+    """Evaluate |grad F - grad f| <= 2 alpha L_J G_J and |F - f| <= alpha G_J^2, Prop. 3."""
     return SmallAdaptation(2 * c.alpha * c.L_J * c.G_J, c.alpha * c.G_J**2)
 
 
 @dataclass(frozen=True)
 class Regime:
-    """An adaptation step size among those at which something changes."""
+    """The regime of Section 5 of an adaptation step size, with the step sizes where regimes end."""
 
     alpha: float
     name: str
     meaning: str
     moderate: float
-    """1 / (2 L_J): up to here the adaptation's Jacobian is well conditioned; Remark 2's factor is at most 2 (R2)."""
+    """1 / (2 L_J): up to it the adaptation's Jacobian is well conditioned and Remark 2's factor is at most 2 (R2)."""
     dagger: float
     """alpha-dagger = L_J / (rho_J G_J): above it the third-order term of L_F exceeds L_J."""
     vanishing: float
     """sqrt(epsilon) / (3 sqrt(2) L_J G_J): below it the first-order variant is admissible, and grad F is within
-    sqrt(epsilon) / 2 of grad f (Corollary 2, R1); 0 when no accuracy is asked for."""
+    sqrt(epsilon) / 2 of grad f (Corollary 2, R1); 0 if no accuracy is given."""
 
 
 def regime(c: Constants, epsilon: float | None = None) -> Regime:
-    """The regime of alpha: none, vanishing (R1), moderate (R2), or above."""
+    """Determine the regime of alpha: none, vanishing (R1), moderate (R2), or above."""
     moderate, dagger = 1 / (2 * c.L_J), c.L_J / (c.rho_J * c.G_J)
     vanishing = 0.0 if epsilon is None else sqrt(accuracy(epsilon) / 18) / (c.L_J * c.G_J)
     if c.alpha == 0:
@@ -191,14 +192,14 @@ def regime(c: Constants, epsilon: float | None = None) -> Regime:
 
 
 def accuracy(epsilon: float) -> float:
-    """Epsilon as a plain number, refused where it is no accuracy."""
+    """Check that epsilon is finite and positive, and convert it to a float."""
     if not 0 < epsilon < inf:
         raise UserError(f"epsilon, the accuracy to plan for, must be a finite number > 0; it is {epsilon}")
     return float(epsilon)
 
 
 def _over(a: float, b: float) -> float:
-    """A / b, where nothing divided by nothing is nothing: an unused batch costs no error."""
+    """Divide a by b with 0 / 0 = 0, since an unused batch contributes no error."""
     if b == 0:
         return 0.0 if a == 0 else inf
     return a / b

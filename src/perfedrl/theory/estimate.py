@@ -1,7 +1,8 @@
-"""The meta-gradient estimate's bias and mean squared error as they are, not as they are bounded.
+"""Actual bias and mean squared error of the meta-gradient estimate, to compare with their bounds.
 
-On a small MDP they are finite sums: over all inner batches, and in closed form over the other two, which enter linearly
-and quadratically (the factorization in the proof of Lemma 3). Elsewhere they are estimated from sampled batches.
+On a small MDP they are finite sums over all inner batches. The curvature and outer batches enter linearly and
+quadratically, so their expectations have a closed form (factorization in the proof of Lemma 3). On larger MDPs they are
+estimated from sampled batches.
 """
 
 from functools import partial
@@ -30,17 +31,17 @@ from perfedrl.theory.trajectory_enumeration import (
 from perfedrl.types import Array, Params, Scalar
 
 REPLICATES = 1024
-"""Estimates that the sampled form draws."""
+"""Number of estimates drawn by `sampled`."""
 
 MOST_NUMBERS = 20_000_000
-"""That an array of the listed form may hold."""
+"""Largest number of array elements allowed in `enumerated`."""
 
 
 class EstimateMoments(NamedTuple):
-    """What Lemma 3 and Prop. 1 bound, at one point: |E estimate - grad F_i| and E |estimate - grad F_i|^2.
+    """Bias |E estimate - grad F_i| and second moment E |estimate - grad F_i|^2 at one point: Lemma 3, Prop. 1.
 
-    `variance` is that of one trajectory's policy gradient. `listed` says whether all are finite sums over everything
-    that can happen; otherwise they are means over sampled batches.
+    `variance` is the variance of one trajectory's policy gradient. `enumerated` tells whether the values are finite
+    sums over all batches or means over sampled ones.
     """
 
     bias: float
@@ -50,7 +51,7 @@ class EstimateMoments(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """The sizes of the three batches of one local step."""
+    """Sizes of the three batches of one local step."""
 
     m_in: int
     m_h: int
@@ -60,7 +61,7 @@ class Batches(NamedTuple):
 def moments(
     mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
 ) -> EstimateMoments:
-    """The estimate's moments at theta, listed where that is possible and sampled elsewhere."""
+    """Compute the moments of the estimate at theta by enumeration if possible, otherwise by sampling."""
     try:
         return enumerated(mdp, policy, theta, alpha, sizes, variant)
     except UserError:
@@ -70,7 +71,7 @@ def moments(
 def enumerated(
     mdp: TabularMDP, policy: TablePolicy, theta: Params, alpha: Scalar, sizes: Batches, variant: Variant = "exact"
 ) -> EstimateMoments:
-    """The moments as finite sums; refused where there are too many trajectories or batches."""
+    """Compute the moments as finite sums; raises `UserError` if there are too many trajectories or batches."""
     at = possible_trajectories_in_memory(mdp, theta)
     counts, coefficients = batches(len(at.states), sizes.m_in)
     target = np.ravel(exact.meta_gradient([mdp], theta, alpha, policy))
@@ -98,7 +99,7 @@ def _enumerated(policy, at, theta, alpha, counts, coefficients, target, m_in, m_
 
 
 def inner_points(here: PerTrajectory, theta, alpha, counts, coefficients, m_in):
-    """theta~ of every inner batch, flattened, and its probability."""
+    """Adapted parameters theta~ of every inner batch, flattened, and the probabilities of the batches."""
     logq = jnp.where(counts > 0, counts * jnp.log(jnp.where(here.q > 0, here.q, 1)), 0.0)
     possible = jnp.all((counts == 0) | (here.q > 0), axis=1)
     weights = jnp.where(possible, jnp.exp(coefficients + jnp.sum(logq, axis=1)), 0.0)
@@ -107,7 +108,7 @@ def inner_points(here: PerTrajectory, theta, alpha, counts, coefficients, m_in):
 
 
 def possible_trajectories_in_memory(mdp: TabularMDP, theta: Params) -> PossibleTrajectories:
-    """The listing of an MDP, refused where what is computed for each trajectory would not fit into memory."""
+    """Enumerate the trajectories of an MDP; raises `UserError` if the arrays per trajectory would not fit in memory."""
     at, d = possible_trajectories(mdp), sum(np.size(x) for x in jax.tree.leaves(theta))
     if max(at.states.size, mdp.states * mdp.actions) * d**2 > MOST_NUMBERS:
         raise UserError(f"{len(at.states)} trajectories of a policy with {d} parameters are too many to list")
@@ -115,12 +116,12 @@ def possible_trajectories_in_memory(mdp: TabularMDP, theta: Params) -> PossibleT
 
 
 def together(at: PossibleTrajectories, d: int) -> int:
-    """How many inner batches are worked on at a time."""
+    """Number of inner batches that are processed at a time."""
     return max(1, min(4096, MOST_NUMBERS // (at.states.size * d)))
 
 
 def outer_moments(policy, at: PossibleTrajectories, theta, points, m_out, quadratic):
-    """E g_out and E g_out^T Q g_out given the adapted parameters, for every one of them."""
+    """Compute E g_out and E g_out^T Q g_out given the adapted parameters, at every adapted point."""
     _, unravel = ravel_pytree(theta)
 
     def one(point):
@@ -142,10 +143,11 @@ def sampled(
     replicates: int = REPLICATES,
     seed: int = 0,
 ) -> EstimateMoments:
-    """The moments from sampled batches: unbiased but for the norm of the bias, whose noise is that of a remainder.
+    """Estimate the moments from sampled batches.
 
-    The bias needs inner batches only, since the rest factors out; from each the part that is linear in the inner
-    gradient's error, whose mean is zero, is taken off (Prop. 1), so that what is averaged is of the bias's own order.
+    All are unbiased except the norm of the bias. The bias needs inner batches only, since the other factors are known.
+    The part that is linear in the error of the inner gradient has mean zero and is subtracted (Prop. 1), so that the
+    averaged remainder is of the same order as the bias itself.
     """
     bias, square, variance = _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates)
     return EstimateMoments(float(bias), float(square), float(variance), enumerated=False)
@@ -156,8 +158,13 @@ def sampled(
 def _sampled(policy, mdp, theta, alpha, seed, sizes, variant, replicates):
     agent = Sampled(policy, **PAPER)(mdp)
     flat, unravel = ravel_pytree(theta)
-    gradient = lambda x: ravel_pytree(jax.grad(partial(exact.J, policy, mdp))(unravel(x)))[0]  # noqa: E731
-    product = lambda x, v: jax.jvp(gradient, (x,), (v,))[1]  # noqa: E731
+
+    def gradient(x):
+        return ravel_pytree(jax.grad(partial(exact.J, policy, mdp))(unravel(x)))[0]
+
+    def product(x, v):
+        return jax.jvp(gradient, (x,), (v,))[1]
+
     plus = flat + alpha * gradient(flat)
     outer = gradient(plus)
     curvature = alpha * product(flat, outer)
@@ -191,10 +198,10 @@ def shared_mean(
     m: int,
     shared: Literal["nothing", "inner", "outer"],
 ) -> Float[np.ndarray, " d"]:
-    """The estimate's mean when the curvature batch, of size m, is not fresh but the inner or the outer one, of size m.
+    """Compute the mean of the estimate if the curvature batch of size m is the inner or the outer batch.
 
-    Shared with the inner batch it gains alpha Cov(H-hat, g_out). Shared with the outer one it gains that too, and its
-    trajectories are those of another policy.
+    Sharing with the inner batch adds alpha Cov(H-hat, g_out) to the mean. Sharing with the outer batch adds it too, and
+    in addition the trajectories then come from the adapted policy.
     """
     at = possible_trajectories_in_memory(mdp, theta)
     counts, coefficients = batches(len(at.states), m)

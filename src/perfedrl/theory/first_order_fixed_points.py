@@ -1,7 +1,7 @@
-"""The first-order floor, Prop. 2: where the exact first-order dynamics stops, and the meta-gradient that is left there.
+"""Fixed points of the exact first-order dynamics, and the meta-gradient that remains there (Prop. 2).
 
 A fixed point is a zero of D(theta), the mean of the agents' gradients after adaptation. There grad F is alpha / n times
-the sum of H_i v_i, curvature times adapted gradient: one share for each agent.
+the sum over agents of H_i v_i, the agent's Hessian times its adapted gradient.
 """
 
 from dataclasses import dataclass
@@ -21,69 +21,71 @@ from perfedrl.errors import UserError
 from perfedrl.theory.fleet_problem import first_parameters, is_tabular
 
 ZERO = 1e-11
-"""|D| at a fixed point, relative to what gradients can be: zero but for rounding."""
+"""Tolerance for |D| at a fixed point, relative to the scale of gradients."""
 
 RAREST = 1e-5
-"""A softmax tends to a deterministic policy, where all gradients vanish, only at infinity: a point at which some action
-is rarer than this is on the way there, and no fixed point."""
+"""Smallest action probability of a fixed point. Gradients of a softmax also vanish at infinity, where it becomes a
+deterministic policy; points with a rarer action are taken to be on the way there."""
 
 STARTS, SPREAD, MOST_STEPS = 8, 2.0, 100
-"""Starts of the search: the policy's own, and random ones of this spread."""
+"""Number of starting points (the policy's own and random ones), their standard deviation, and the iteration limit."""
 
 LINE, STEPS = 40.0, 4001
-"""Of a policy with a single parameter the whole line up to here is searched for changes of sign."""
+"""Half-width and number of points of the grid on which a single parameter is searched for sign changes of D."""
 
 SHRINK, SMALLEST, LEAP = 0.6, 1e-4, 0.1
-"""The limit alpha -> 0 is followed in steps of this factor, down to this share of alpha; where an action's probability
-changes by more than LEAP in one step, that is another point."""
+"""Alpha is reduced to 0 by factors of SHRINK down to a share of SMALLEST. If an action probability changes by more than
+LEAP in one step, the solver has jumped to another fixed point."""
 
 
 @dataclass(frozen=True)
 class LimitPoint:
-    """What a fixed point tends to as alpha -> 0: a stationary point of f, and |grad F| / alpha there."""
+    """Limit of a fixed point as alpha -> 0: a stationary point of f, with |grad F| / alpha there as `slope`."""
 
     theta: Float[np.ndarray, " d"]
     slope: float
     gradients: Float[np.ndarray, "n d"]
-    """The agents' gradients there; they sum to zero."""
+    """Gradients of the agents, which sum to zero."""
     curvature: Float[np.ndarray, "n d d"]
-    """Their Hessians."""
+    """Hessians of the agents."""
     shares: Float[np.ndarray, "n d"]
-    """H_i times gradient, divided by n: what each agent adds to grad F / alpha."""
+    """Contribution of each agent to grad F / alpha: H_i times its gradient, divided by n."""
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A zero of D, with what each agent adds to the meta-gradient that is left; parameters flattened."""
+    """A zero of D with the contribution of each agent to the remaining meta-gradient; parameters are flattened."""
 
     theta: Float[np.ndarray, " d"]
     direction: float
-    """|D(theta)|: how nearly a zero it is."""
+    """|D(theta)|, zero up to rounding."""
     attracting: bool
-    """Whether small first-order steps lead to it: neither away, nor nowhere."""
+    """Whether small first-order steps converge to it."""
     v: Float[np.ndarray, "n d"]
-    """The agents' gradients after adaptation; they sum to zero."""
+    """Gradients of the agents after adaptation, which sum to zero."""
     curvature: Float[np.ndarray, "n d d"]
-    """The agents' Hessians at theta."""
+    """Hessians of the agents at theta."""
     shares: Float[np.ndarray, "n d"]
     """(alpha / n) H_i v_i; their sum is the meta-gradient."""
     limit: LimitPoint | None
-    """None where the point cannot be followed to alpha = 0."""
+    """The limit alpha -> 0; None if the point cannot be followed there."""
 
     @property
     def meta_gradient(self) -> Float[np.ndarray, " d"]:
+        """Meta-gradient grad F at the fixed point."""
         return self.shares.sum(axis=0)
 
     @property
     def residual(self) -> float:
+        """Length of grad F at the fixed point."""
         return float(np.linalg.norm(self.meta_gradient))
 
 
 def fixed_points(fleet: Fleet, policy: Any, alpha: float, starts: int = STARTS, seed: int = 0) -> list[FixedPoint]:
-    """The fixed points of the exact first-order dynamics that a search finds, the largest residual first.
+    """Search for fixed points of the exact first-order dynamics, sorted by decreasing residual.
 
-    With a single parameter the whole line is searched. With more, the search begins at several points, and what it does
-    not find may still exist; there may also be none, since D need not have a zero.
+    With a single parameter the whole line is searched. With several, the search starts at several points and may miss
+    fixed points. There may also be none, since D need not have a zero.
     """
     if not is_tabular(fleet, policy):
         raise UserError("fixed points need agents with finitely many states (a fleet of TabularMDP)")
@@ -99,28 +101,33 @@ def fixed_points(fleet: Fleet, policy: Any, alpha: float, starts: int = STARTS, 
 
 
 class FirstOrderDynamics:
-    """D and its derivative as functions of a vector, for one fleet."""
+    """D and its Jacobian for one fleet as functions of the flattened parameters."""
 
     def __init__(self, mdps: TabularMDP, policy: Any):
         self.mdps, self.policy = mdps, policy
         self.shape = first_parameters(policy)
         self.start = exact.float64(lambda theta: ravel_pytree(theta)[0])(self.shape)
         self.scale = mdps.reward_bound / (1 - mdps.discount) ** 2
-        """Of returns' derivatives, as in eq. (4)."""
+        """Scale of the derivatives of returns, as in eq. (4)."""
 
     def direction(self, x: np.ndarray, alpha: float) -> np.ndarray:
+        """D(theta)."""
         return self._call(_direction, x, alpha)
 
     def jacobian(self, x: np.ndarray, alpha: float) -> np.ndarray:
+        """Jacobian of D."""
         return self._call(_jacobian, x, alpha)
 
     def zeros(self, alpha: float, starts: int, seed: int) -> list[np.ndarray]:
-        """Zeros of D in the interior."""
+        """Find zeros of D at which no action probability vanishes."""
         if len(self.start) == 1:
             line = np.linspace(-LINE, LINE, STEPS)
             signs = np.sign(self._call(_along, line[:, None], alpha)[:, 0])
             at = np.flatnonzero(signs[:-1] * signs[1:] < 0)
-            one = lambda x: float(self.direction(np.asarray([x]), alpha)[0])  # noqa: E731
+
+            def one(x: float) -> float:
+                return float(self.direction(np.asarray([x]), alpha)[0])
+
             between = [brentq(one, line[i], line[i + 1], xtol=1e-15, rtol=1e-14) for i in at]
             tried: list[np.ndarray | None] = [np.asarray([x]) for x in (*line[signs == 0], *between)]
         else:
@@ -130,7 +137,7 @@ class FirstOrderDynamics:
         return [x for x in tried if x is not None and self.interior(x, alpha)]
 
     def solve(self, x: np.ndarray, alpha: float) -> np.ndarray | None:
-        """The zero that Levenberg-Marquardt reaches from x, sharpened by Newton; flat directions are left alone."""
+        """Find a zero of D from x by Levenberg-Marquardt and three Newton steps that ignore flat directions."""
         found = root(
             self.direction,
             x,
@@ -145,22 +152,24 @@ class FirstOrderDynamics:
         return x if np.isfinite(x).all() else None
 
     def interior(self, x: np.ndarray, alpha: float) -> bool:
-        """Whether x is a zero of D, and not a way to infinity."""
+        """Whether x is a zero of D with all action probabilities above RAREST."""
         rarest = float(self.probabilities(x).min())
         return bool(rarest > RAREST and np.linalg.norm(self.direction(x, alpha)) <= ZERO * self.scale)
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """Action probabilities of the policy."""
         return self._call(_probabilities, x, 0.0)
 
     def same(self, x: np.ndarray, y: np.ndarray) -> bool:
-        """Whether two points are one policy: a table softmax does not change when a constant is added to a state."""
+        """Whether two points give the same policy; a table softmax is invariant to adding a constant per state."""
         return self.apart(x, y) < 1e-6
 
     def apart(self, x: np.ndarray, y: np.ndarray) -> float:
-        """The largest difference between the two policies' probabilities."""
+        """Largest difference between the action probabilities of two points."""
         return float(np.abs(self.probabilities(x) - self.probabilities(y)).max())
 
     def describe(self, x: np.ndarray, alpha: float) -> FixedPoint:
+        """Compute stability, gradients, Hessians and limit of a fixed point."""
         v, H = self._call(_adapted, x, alpha)
         n = len(v)
         slopes = np.linalg.eigvals(self.jacobian(x, alpha)).real
@@ -171,7 +180,7 @@ class FirstOrderDynamics:
         return FixedPoint(x, direction, attracting, v, H, shares, self.limit(x, alpha))
 
     def limit(self, x: np.ndarray, alpha: float) -> LimitPoint | None:
-        """Follow a fixed point to alpha = 0, step by step."""
+        """Follow a fixed point to alpha = 0 in small steps; None if it is lost on the way."""
         for share in [*SHRINK ** np.arange(1, np.log(SMALLEST) / np.log(SHRINK)), 0.0]:
             solved = self.solve(x, alpha * share)
             if solved is None or not self.interior(solved, alpha * share) or self.apart(x, solved) > LEAP:
@@ -208,7 +217,9 @@ def _adapted(policy, mdps, shape, x, alpha):
     unravel = ravel_pytree(shape)[1]
 
     def agent(mdp):
-        J = lambda x: exact.J(policy, mdp, unravel(x))  # noqa: E731
+        def J(x):  # noqa: N802
+            return exact.J(policy, mdp, unravel(x))
+
         return jax.grad(J)(x + alpha * jax.grad(J)(x)), jax.hessian(J)(x)
 
     return jax.vmap(agent)(mdps)

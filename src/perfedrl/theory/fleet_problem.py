@@ -1,4 +1,4 @@
-"""From a fleet, a policy and an algorithm to what the theory speaks of."""
+"""Translation of a fleet, a policy and an algorithm into the quantities of the theory."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from perfedrl.theory.worst_case import constants
 
 
 class Settings(NamedTuple):
-    """An algorithm in the paper's symbols; FedAvg-PG is alpha = 0, where only the outer batch counts."""
+    """Settings of an algorithm in the paper's symbols; FedAvg-PG has alpha = 0 and an outer batch only."""
 
     alpha: float
     beta: float
@@ -29,17 +29,17 @@ class Settings(NamedTuple):
 
 
 def settings(algorithm: Any) -> Settings:
-    """The settings of an algorithm that the theory covers."""
+    """Read the settings of an algorithm; raises `UserError` if the theory does not cover it."""
     if isinstance(algorithm, PerFedAvgPG):
         a = algorithm
-        beyond = {
+        extensions = {
             "adaptation_steps": a.adaptation_steps > 1,
             "control": a.control != "none",
             "clip": a.clip is not None,
             "learn_alpha": a.learn_alpha != "no",
         }
-        if any(beyond.values()):
-            named = ", ".join(name for name, used in beyond.items() if used)
+        if any(extensions.values()):
+            named = ", ".join(name for name, used in extensions.items() if used)
             raise UserError(f"the theory covers Per-FedAvg-PG as in the paper: leave out {named}")
         variant: Variant = "exact" if a.variant == "exact" else "first-order"
         m_h = a.m_h if variant == "exact" else 0
@@ -60,13 +60,13 @@ def problem(
     radius: float | None = None,
     reward_bound: float | None = None,
 ) -> Problem:
-    """What a plan is for; at another adaptation step size than the algorithm's, where `alpha` is given.
+    """Build the planner's problem; `alpha` overrides the adaptation step size of the algorithm.
 
-    Where `gap` is not given it is bounded by the mean over agents of the best return there is, less F(theta^0), if
-    states are finitely many, and by 2 R-bar otherwise (Lemma 2(i)).
+    If `gap` is not given it is bounded by the mean optimal return of the agents minus F(theta^0) for tabular fleets,
+    and by 2 R-bar otherwise (Lemma 2(i)).
     """
-    said = settings(algorithm)
-    c = constants(fleet, policy, said.alpha if alpha is None else alpha, radius, reward_bound)
+    setup = settings(algorithm)
+    c = constants(fleet, policy, setup.alpha if alpha is None else alpha, radius, reward_bound)
     theta = first_parameters(policy, start)
     length = float(np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(theta))))
     if radius is not None and radius < length:
@@ -79,19 +79,19 @@ def problem(
     if not 0 <= gap < float("inf"):
         raise UserError(f"the gap, how far F can rise from where it starts, must be a finite number >= 0; it is {gap}")
     size = sum(x.size for x in jax.tree.leaves(theta))
-    return Problem(c, fleet.agents, size, float(gap), said.variant)
+    return Problem(c, fleet.agents, size, float(gap), setup.variant)
 
 
-def guarantee(problem: Problem, said: Settings, rounds: int, bias: Bias = "best") -> Bound:
-    """Theorem 1 for an algorithm as it is set; refused where its step size is too large for the theorem."""
-    return problem.guarantee(rounds, said.tau, said.beta, said.m_in, said.m_h, said.m_out, bias)
+def guarantee(problem: Problem, setup: Settings, rounds: int, bias: Bias = "best") -> Bound:
+    """Evaluate Theorem 1 for an algorithm's settings; raises `UserError` if its step size is too large for it."""
+    return problem.guarantee(rounds, setup.tau, setup.beta, setup.m_in, setup.m_h, setup.m_out, bias)
 
 
 def first_parameters(policy: Any, start: int = 0) -> Any:
-    """theta^0 as a simulation draws it."""
+    """Initial parameters theta^0, as in a simulation."""
     return jax.tree.map(np.asarray, policy.init(start_key(start)))
 
 
 def is_tabular(fleet: Fleet, policy: Any) -> bool:
-    """Whether exact quantities are to be had."""
+    """Whether exact quantities can be computed: a tabular fleet and a table policy."""
     return isinstance(fleet.train, TabularMDP) and policy.probabilities is not None

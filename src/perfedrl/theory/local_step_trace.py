@@ -1,4 +1,4 @@
-"""A run step by step: every agent's parameters after every local step, which a simulation does not keep."""
+"""Training with every local step recorded: the parameters of every agent after every local step."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,29 +17,30 @@ from perfedrl.types import Params, Whole
 
 
 class Trace(NamedTuple):
-    """theta_i^{k,t}: parameters with leading axes [round k, local step t = 0 .. tau, agent i]."""
+    """Parameters theta_i^{k,t} with leading axes [round k, local step t = 0 .. tau, agent i]."""
 
     params: Params
 
     @property
     def rounds(self) -> int:
+        """Number of rounds."""
         return len(jax.tree.leaves(self.params)[0])
 
     @property
     def server(self) -> Params:
-        """theta^0 .. theta^{K-1}, what the server broadcast."""
+        """Parameters theta^0 .. theta^{K-1} that the server broadcast."""
         return jax.tree.map(lambda x: x[:, 0, 0], self.params)
 
     @property
     def mean(self) -> Params:
-        """The virtual averages of Section 4, [round, local step t = 0 .. tau]."""
+        """Virtual averages over agents of Section 4, [round, local step t = 0 .. tau]."""
         return jax.tree.map(lambda x: x.mean(axis=2), self.params)
 
 
 def trace(
     fleet: Fleet, policy: Any, algorithm: Any, rounds: int, seed: int = 0, start: int = 0, agent: Any = None
 ) -> Trace:
-    """The steps that `simulate` takes with these arguments and the paper's estimators, or those of `agent`, kept."""
+    """Record the steps that `simulate` takes with these arguments, with the paper's estimators or those of `agent`."""
     settings(algorithm)
     theta = first_parameters(policy, start)
     agent = Sampled(policy, **PAPER) if agent is None else agent
@@ -52,7 +53,9 @@ def _trace(algorithm: Any, agent: Any, tasks: Any, theta: Params, seed: Whole, r
     keys = agent_keys(seed, tasks)
 
     def local(objective: Objective, theta: Params, key) -> tuple[Params, Params]:
-        step = lambda carry, k: (algorithm.step(objective, carry, StepKeys(*k)), carry[0])  # noqa: E731
+        def step(carry, k):
+            return algorithm.step(objective, carry, StepKeys(*k)), carry[0]
+
         keys = jax.random.split(key, (algorithm.local_steps, len(StepKeys._fields)))
         (last, _), path = jax.lax.scan(step, (theta, ()), keys)
         return last, path

@@ -1,7 +1,7 @@
-"""Where an algorithm's noiseless rounds come to rest, and the gradient of the mean return that is left there.
+"""Limits of an algorithm's noiseless rounds, and the gradient of the mean return that remains there.
 
-A shared policy is stationary for the fleet where the agents' gradients sum to zero. Local steps that differ from agent
-to agent can come to rest elsewhere: that is their heterogeneity bias.
+A shared policy is stationary for the fleet if the agents' gradients sum to zero. Local steps that differ between agents
+can converge to another point; this is the heterogeneity bias.
 """
 
 from typing import Any, NamedTuple
@@ -20,37 +20,40 @@ from perfedrl.simulation.compiled import fleet_round
 from perfedrl.simulation.keys import agent_keys
 from perfedrl.simulation.run_state import FleetState
 from perfedrl.theory.fleet_problem import first_parameters
-from perfedrl.types import Params
+from perfedrl.types import Array, Params
 
 MOST_ROUNDS, CONVERGED = 20_000, 1e-13
+"""Largest number of rounds, and the distance of two rounds below which they have converged."""
 
 
 class NoiselessLimit(NamedTuple):
-    """Shared parameters at which rounds move nothing any more, or those after the last round."""
+    """Shared parameters to which noiseless rounds converge, or those after the last round."""
 
     theta: Params
     rounds: int
     moved: float
-    """How far the last two rounds went; an algorithm may need two for one update."""
+    """Distance moved in the last two rounds; some algorithms need two rounds for one update."""
     gradient: Float[np.ndarray, " d"]
-    """The mean of the agents' gradients, flattened."""
+    """Mean of the agents' gradients, flattened."""
     value: float
-    """The mean return."""
+    """Mean return of the agents."""
 
     @property
     def bias(self) -> float:
-        """The length of the gradient that is left."""
+        """Length of the remaining gradient."""
         return float(np.linalg.norm(self.gradient))
 
 
 def noiseless_limit(
-    fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUNDS, still: float = CONVERGED
+    fleet: Fleet, policy: Any, algorithm: Algorithm, most: int = MOST_ROUNDS, converged: float = CONVERGED
 ) -> NoiselessLimit:
-    """Repeat noiseless rounds from the policy's start, two at a time, until they move less than `still`."""
+    """Repeat noiseless rounds from the policy's initial parameters until two of them move at most `converged`."""
     with jax.enable_x64(True):
         server, client = algorithm.init(jax.tree.map(lambda x: jnp.asarray(x, float), first_parameters(policy, 0)))
         clients = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x)[None], fleet.agents, axis=0), client)
-        state, rounds, moved = _until(algorithm, Exact(policy), fleet.train, FleetState(server, clients), most, still)
+        state, rounds, moved = _until(
+            algorithm, Exact(policy), fleet.train, FleetState(server, clients), most, converged
+        )
         theta = algorithm.shared(state.server.message)
         values, gradients = jax.vmap(lambda task: _value_and_gradient(Exact(policy)(task), theta))(fleet.train)
         theta, gradient = jax.tree.map(np.asarray, (theta, jnp.mean(gradients, axis=0)))
@@ -63,9 +66,13 @@ def _value_and_gradient(objective: Any, theta: Params) -> tuple[Any, Any]:
 
 
 @jit
-def _until(algorithm: Any, agent: Any, tasks: Any, state: FleetState, most: Any, still: Any) -> tuple[Any, Any, Any]:
+def _until(
+    algorithm: Any, agent: Any, tasks: Any, state: FleetState, most: Any, converged: Any
+) -> tuple[Any, Any, Any]:
     keys = agent_keys(0, tasks)
-    shared = lambda state: ravel_pytree(algorithm.shared(state.server.message))[0]  # noqa: E731
+
+    def shared(state: FleetState) -> Float[Array, " d"]:
+        return ravel_pytree(algorithm.shared(state.server.message))[0]
 
     def pair(carry: tuple) -> tuple:
         state, k, _ = carry
@@ -73,4 +80,4 @@ def _until(algorithm: Any, agent: Any, tasks: Any, state: FleetState, most: Any,
         after = fleet_round(algorithm, agent, tasks, after, keys, k + 1)
         return after, k + 2, jnp.linalg.norm(shared(after) - shared(state))
 
-    return jax.lax.while_loop(lambda carry: (carry[1] < most) & (carry[2] > still), pair, (state, 0, jnp.inf))
+    return jax.lax.while_loop(lambda carry: (carry[1] < most) & (carry[2] > converged), pair, (state, 0, jnp.inf))

@@ -1,4 +1,4 @@
-"""Corollary 1 as a planner: what to set, which condition binds, and what it costs."""
+"""Planning with Corollary 1: settings that reach an accuracy, their binding conditions, and their cost."""
 
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
@@ -10,21 +10,21 @@ from perfedrl.theory.bounds import Bound, Variant, accuracy
 from perfedrl.theory.worst_case import Constants
 
 Bias = Literal["crude", "sharp", "best"]
-"""Which bound on the bias a plan relies on: Lemma 3(ii), Prop. 1, or whichever is smaller."""
+"""Bound on the bias that a plan uses: Lemma 3(ii), Prop. 1, or the smaller of both."""
 
 SLACK = 1e-9
-"""Conditions that are met with equality may miss it by rounding."""
+"""Relative tolerance for conditions that hold with equality up to rounding."""
 
 ROUNDING = 1e-12
-"""What a count may exceed a whole number by and still be that number."""
+"""Relative tolerance before a count is rounded up to the next whole number."""
 
 BYTES = 4
-"""A parameter crosses the link as float32."""
+"""Bytes per transmitted parameter (float32)."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan is for: the fleet's constants, its size, and how far F is from its supremum at the start."""
+    """Input of the planner: constants and size of the fleet, and `gap`, the distance of F(theta^0) from sup F."""
 
     constants: Constants
     agents: int
@@ -33,16 +33,18 @@ class Problem:
     variant: Variant = "exact"
 
     def bias(self, m_in: float, kind: Bias) -> float:
+        """Bound on the bias of the estimate for an inner batch of m_in."""
         crude, sharp = (f(self.constants, m_in, self.variant) for f in (bounds.bias, bounds.sharp_bias))
         return {"crude": crude, "sharp": sharp, "best": min(crude, sharp)}[kind]
 
     def second_moment(self, m_in: float, m_h: float, m_out: float) -> float:
+        """Bound on the mean squared error of the estimate for these batch sizes."""
         return bounds.second_moment(self.constants, m_in, m_h, m_out, self.variant)
 
     def guarantee(
         self, rounds: int, tau: int, beta: float, m_in: int, m_h: int, m_out: int, bias: Bias = "best"
     ) -> Bound:
-        """Theorem 1 for a run with these settings; refused where beta is too large for the theorem."""
+        """Evaluate Theorem 1 for these settings; raises `UserError` if beta is too large for the theorem."""
         return bounds.convergence(
             self.constants,
             rounds=rounds,
@@ -66,17 +68,19 @@ class Condition:
 
     @property
     def used(self) -> float:
-        """The share of the limit that is used: at most 1 where the condition holds, 1 where it binds."""
+        """Ratio of value to limit: at most 1 if the condition holds, 1 if it binds."""
         if self.value == 0:
             return 0.0
         return self.value / self.limit if self.limit > 0 else inf
 
     @property
     def margin(self) -> float:
+        """Share of the limit that is not used."""
         return 1 - self.used
 
     @property
     def holds(self) -> bool:
+        """Whether value <= limit up to rounding."""
         return self.used <= 1 + SLACK
 
 
@@ -96,7 +100,7 @@ class Plan:
 
     @property
     def conditions(self) -> list[Condition]:
-        """(i) to (iv), and the number of rounds: each leaves its term of Theorem 1 a quarter of epsilon at most."""
+        """Conditions (i) to (iv) and the number of rounds; each keeps its term of Theorem 1 below epsilon / 4."""
         p, quarter = self.problem, self.epsilon / 4
         noise = p.second_moment(self.m_in, self.m_h, self.m_out)
         return [
@@ -109,36 +113,36 @@ class Plan:
 
     @property
     def binding(self) -> list[str]:
-        """Which of the four conditions leave no room, but for a per cent that whole numbers may leave."""
+        """Names of the conditions (i) to (iv) that bind, up to one per cent for rounding to whole numbers."""
         return [condition.name for condition in self.conditions[:4] if condition.used > 0.99]
 
     @property
     def bound(self) -> Bound:
-        """Theorem 1 for this plan, term by term: epsilon at most."""
+        """Terms of Theorem 1 for this plan, whose total is at most epsilon."""
         p = self.problem
         return p.guarantee(self.K, self.tau, self.beta, self.m_in, self.m_h, self.m_out, self.bias)
 
     @property
     def trajectories(self) -> int:
-        """Per agent."""
+        """Number of trajectories per agent."""
         return self.K * self.tau * (self.m_in + self.m_h + self.m_out)
 
     @property
     def steps(self) -> int:
-        """Of each agent's environment."""
+        """Number of environment steps per agent."""
         return self.trajectories * (self.problem.constants.H + 1)
 
     @property
     def bytes(self) -> int:
-        """Sent and received by each agent: its parameters, down and up, every round."""
+        """Bytes that each agent sends and receives: its parameters in both directions, every round."""
         return 2 * BYTES * self.problem.parameters * self.K
 
 
 def corollary_1(problem: Problem, epsilon: float, bias: Bias = "crude") -> Plan:
-    """The paper's own choice: tau = ceil(epsilon^-1/2), beta as large as the drift allows, and m_in from the bias.
+    """Build the paper's plan: tau = ceil(epsilon^-1/2), beta from the drift condition, m_in from the bias condition.
 
-    The other batches, which the paper keeps constant, are one trajectory each.
-    Where the noise or the ceiling allows less, beta is lowered to what they allow (proof of Corollary 1, step 4).
+    The other batches, which the paper keeps constant, have one trajectory each. Beta is lowered if the noise condition
+    or the ceiling requires it (proof of Corollary 1, step 4).
     """
     epsilon = accuracy(epsilon)
     m_in = inner_batch(problem, epsilon, bias)
@@ -152,40 +156,41 @@ def corollary_1(problem: Problem, epsilon: float, bias: Bias = "crude") -> Plan:
 
 
 def inner_batch(problem: Problem, epsilon: float, bias: Bias) -> int:
-    """The smallest m_in that meets condition (iii), or (iii*) under the sharp bias."""
+    """Compute the smallest m_in that meets condition (iii), or (iii*) with the sharp bias."""
     c = problem.constants
     if c.alpha == 0:
-        return 0  # nothing is adapted, so there is no bias and nothing to draw
+        return 0  # without adaptation there is no bias and no inner batch
     allowed = sqrt(epsilon / 18)
-    floor = 0.0 if problem.variant == "exact" else bounds.residual(c)
-    if floor >= allowed:
+    residual = 0.0 if problem.variant == "exact" else bounds.residual(c)
+    if residual >= allowed:
         raise UserError(
             f"condition (iii) fails for every m_in: the first-order variant's bias does not fall below alpha L_J G_J = "
-            f"{floor:.4g}, {floor / allowed:.3g} times what epsilon = {epsilon:g} allows; it needs alpha < "
-            f"{c.alpha * allowed / floor:.4g}"
+            f"{residual:.4g}, {residual / allowed:.3g} times what epsilon = {epsilon:g} allows; it needs alpha < "
+            f"{c.alpha * allowed / residual:.4g}"
         )
-    one = problem.bias(1, "crude") - floor, problem.bias(1, "sharp") - floor
-    crude, sharp = (one[0] / (allowed - floor)) ** 2, one[1] / (allowed - floor)
+    one = problem.bias(1, "crude") - residual, problem.bias(1, "sharp") - residual
+    crude, sharp = (one[0] / (allowed - residual)) ** 2, one[1] / (allowed - residual)
     return max(1, ceil({"crude": crude, "sharp": sharp, "best": min(crude, sharp)}[bias] * (1 - ROUNDING)))
 
 
 def reach(problem: Problem, epsilon: float) -> float:
-    """The largest beta tau that condition (ii) allows, for tau > 1; a single step drifts nowhere."""
+    """Largest beta tau allowed by condition (ii), which applies for tau > 1 only."""
     c = problem.constants
     return sqrt(epsilon / 6) / (c.L_F * c.G_F)
 
 
 def noise_limit(problem: Problem, epsilon: float, second_moment: float) -> float:
-    """The largest beta that condition (iv) allows."""
+    """Largest beta allowed by condition (iv)."""
     if second_moment == 0:
         return inf
     return problem.agents * epsilon / (4 * problem.constants.L_F * second_moment)
 
 
 def rounds(problem: Problem, epsilon: float, progress: float) -> float:
-    """The rounds that a progress beta tau per round needs, 8 Delta / (beta tau epsilon)."""
+    """Number of rounds 8 Delta / (beta tau epsilon) that a progress of beta tau per round needs."""
     return 8 * problem.gap / (progress * epsilon)
 
 
 def whole_rounds(problem: Problem, epsilon: float, progress: float) -> int:
+    """Number of rounds, rounded up."""
     return max(1, ceil(rounds(problem, epsilon, progress) * (1 - ROUNDING)))

@@ -1,4 +1,4 @@
-"""The worst-case constants beside what a tabular fleet realizes along an actual run."""
+"""Worst-case bounds compared with the values that a tabular fleet realizes along a training run."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from perfedrl.theory.plan import Problem
 from perfedrl.types import Params, Progress
 
 ROUNDS, MEASURED_ROUNDS, HESSIAN_ROUNDS, SAMPLED_ROUNDS = 40, 12, 4, 3
-"""The rounds that are run, and of them, evenly spaced, those measured; of those, for Hessians of F; for sampling."""
+"""Rounds to run, and numbers of evenly spaced rounds to measure, to compute Hessians of F in, and to sample in."""
 
 
 class RealizedBound(NamedTuple):
-    """A bound of the paper beside the largest value of what it bounds along a run."""
+    """A bound of the paper and the largest value of the bounded quantity along a run."""
 
     what: str
     symbol: str
@@ -35,7 +35,7 @@ class RealizedBound(NamedTuple):
 
     @property
     def looseness(self) -> float:
-        """How many times larger the bound is."""
+        """Ratio of the bound to the realized value."""
         return self.bound / self.realized if self.realized else float("inf")
 
 
@@ -49,7 +49,7 @@ def realized(
     start: int = 0,
     progress: Progress = lambda _: None,
 ) -> list[RealizedBound]:
-    """Every bound beside its realized value, largest over the parameters that a run visits and over agents."""
+    """Compare every bound with its largest realized value over agents and over the parameters that a run visits."""
     if not is_tabular(fleet, policy):
         raise UserError("realized constants need agents with finitely many states (a fleet of TabularMDP)")
     progress("running")
@@ -58,19 +58,21 @@ def realized(
     progress("gradients and Hessians")
     rows = regularity_rows(problem, fleet, policy, run, measured)
     progress("batches")
-    said = settings(algorithm)
-    sizes = Batches(max(said.m_in, 1), max(said.m_h, 1), said.m_out)
+    setup = settings(algorithm)
+    sizes = Batches(max(setup.m_in, 1), max(setup.m_h, 1), setup.m_out)
     points = [jax.tree.map(lambda x, k=k: x[k], run.server) for k in evenly(rounds, SAMPLED_ROUNDS)]
     at = [
-        moments(mdp, policy, theta, said.alpha, sizes, said.variant) for theta in points for mdp in unstack(fleet.train)
+        moments(mdp, policy, theta, setup.alpha, sizes, setup.variant)
+        for theta in points
+        for mdp in unstack(fleet.train)
     ]
-    return [*rows, *estimator_rows(problem, said, at), *run_rows(problem, fleet, policy, said, run)]
+    return [*rows, *estimator_rows(problem, setup, at), *run_rows(problem, fleet, policy, setup, run)]
 
 
 def regularity_rows(
     problem: Problem, fleet: Fleet, policy: Any, run: Trace, measured: np.ndarray
 ) -> list[RealizedBound]:
-    """Lemmas 1 and 2, Remark 1 and Prop. 3."""
+    """Compare the bounds of Lemmas 1 and 2, Remark 1 and Prop. 3."""
     c, far = problem.constants, bounds.small_adaptation(problem.constants)
     visited = jax.tree.map(lambda x: x[measured].reshape(-1, *x.shape[2:]), run.params)
     curved = jax.tree.map(lambda x: x[evenly(run.rounds, HESSIAN_ROUNDS), -1], run.params)
@@ -95,82 +97,83 @@ def regularity_rows(
     return [RealizedBound(*row[:3], float(row[3]), float(row[4])) for row in shown]
 
 
-def estimator_rows(problem: Problem, said: Any, at: list[EstimateMoments]) -> list[RealizedBound]:
-    """Lemma 3 and Prop. 1 (at the realized variance), or Corollary 2 for the first-order variant."""
+def estimator_rows(problem: Problem, setup: Any, at: list[EstimateMoments]) -> list[RealizedBound]:
+    """Compare Lemma 3 and Prop. 1 (at the realized variance), or Corollary 2 for the first-order variant."""
     c = problem.constants
     how = "" if all(x.enumerated for x in at) else ", sampled"
     variance, bias, second = (max(getattr(x, name) for x in at) for name in ("variance", "bias", "second_moment"))
-    names = ("Lemma 3(ii)", "Lemma 3(iii)") if said.variant == "exact" else ("Corollary 2", "Corollary 2")
-    second_bound = problem.second_moment(said.m_in, said.m_h, said.m_out)
+    names = ("Lemma 3(ii)", "Lemma 3(iii)") if setup.variant == "exact" else ("Corollary 2", "Corollary 2")
+    second_bound = problem.second_moment(setup.m_in, setup.m_h, setup.m_out)
     rows = [RealizedBound(f"variance of one gradient{how}", "G_J²", "Prop. 1", c.G_J**2, variance)]
     if c.alpha:
-        sharp = bounds.sharp_bias(c, said.m_in, said.variant, variance)
+        sharp = bounds.sharp_bias(c, setup.m_in, setup.variant, variance)
         rows += [
-            RealizedBound(f"bias{how}", "b̂", names[0], problem.bias(said.m_in, "crude"), bias),
+            RealizedBound(f"bias{how}", "b̂", names[0], problem.bias(setup.m_in, "crude"), bias),
             RealizedBound(f"bias, sharp bound{how}", "b̂*", "Prop. 1, own var.", sharp, bias),
         ]
     return [*rows, RealizedBound(f"mean squared error{how}", "σ̂²", names[1], second_bound, second)]
 
 
-def run_rows(problem: Problem, fleet: Fleet, policy: Any, said: Any, run: Trace) -> list[RealizedBound]:
-    """Lemma 4 and, where its condition on beta holds, Theorem 1."""
-    c, tau = problem.constants, said.tau
+def run_rows(problem: Problem, fleet: Fleet, policy: Any, setup: Any, run: Trace) -> list[RealizedBound]:
+    """Compare Lemma 4 and, if its condition on beta holds, Theorem 1."""
+    c, tau = problem.constants, setup.tau
     from_start, apart = drifts(run)
     rows = [
         RealizedBound(
-            "distance moved in a round", "βτG_F", "Lemma 4(i)", bounds.drift(c, said.beta, tau), from_start[-1]
+            "distance moved in a round", "βτG_F", "Lemma 4(i)", bounds.drift(c, setup.beta, tau), from_start[-1]
         ),
         RealizedBound(
-            "squared client drift", "(βτG_F)²", "Lemma 4(ii)", bounds.drift(c, said.beta, tau) ** 2, apart[-1]
+            "squared client drift", "(βτG_F)²", "Lemma 4(ii)", bounds.drift(c, setup.beta, tau) ** 2, apart[-1]
         ),
     ]
-    if said.beta <= bounds.ceiling(c):
+    if setup.beta <= bounds.ceiling(c):
         squares = squared_meta_gradients(fleet, policy, run, c.alpha)
-        bound = guarantee(problem, said, run.rounds).total
+        bound = guarantee(problem, setup, run.rounds).total
         rows.append(RealizedBound("mean squared meta-gradient", "Theorem 1", "eq. (8)", bound, float(squares.mean())))
     return rows
 
 
 def drifts(run: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Two measures of drift by local step t = 0 .. tau, both largest over rounds.
+    """Measure the drift at every local step t = 0 .. tau, as the maximum over rounds.
 
-    The longest way of an agent from where the round began, and the mean squared distance of agents from their average.
+    Returns the largest distance of an agent from the start of the round, and the mean squared distance of agents from
+    their average.
     """
     flat = flattened(run.params)
-    way = np.linalg.norm(flat - flat[:, :1], axis=-1)
+    moved = np.linalg.norm(flat - flat[:, :1], axis=-1)
     apart = ((flat - flat.mean(axis=2, keepdims=True)) ** 2).sum(axis=-1).mean(axis=2)
-    return way.max(axis=(0, 2)), apart.max(axis=0)
+    return moved.max(axis=(0, 2)), apart.max(axis=0)
 
 
 def squared_meta_gradients(fleet: Fleet, policy: Any, run: Trace, alpha: float) -> np.ndarray:
-    """|grad F|^2 at the virtual averages that Theorem 1 sums over, [round, local step t = 0 .. tau - 1]."""
+    """Compute |grad F|^2 at the virtual averages of Theorem 1, [round, local step t = 0 .. tau - 1]."""
     points = jax.tree.map(lambda x: x[:, :-1].reshape(-1, *x.shape[2:]), run.mean)
     return _squared(policy, fleet.train, points, alpha).reshape(run.rounds, -1)
 
 
 def flattened(params: Params) -> np.ndarray:
-    """Parameters [round, step, agent, ...] as vectors, in double precision."""
+    """Flatten parameters [round, step, agent, ...] to vectors in double precision."""
     leaves = [np.asarray(x, np.float64).reshape(*x.shape[:3], -1) for x in jax.tree.leaves(params)]
     return np.concatenate(leaves, axis=-1)
 
 
 def evenly(count: int, most: int) -> np.ndarray:
-    """At most so many indices below `count`, evenly spaced from the first to the last."""
+    """At most `most` evenly spaced indices from 0 to count - 1."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
 def _each(f, policy, mdps, points):
-    """A function of one agent at each of the points that this agent visited, [point, agent, ...]."""
+    """Apply a function of one agent to every point that the agent visited, [point, agent, ...]."""
     return jax.lax.map(lambda theta: jax.vmap(lambda mdp, x: f(policy, mdp, x))(mdps, theta), points)
 
 
 def _spectral(matrices):
-    """The spectral norm of symmetric matrices."""
+    """Spectral norm of symmetric matrices."""
     return jnp.abs(jnp.linalg.eigvalsh(matrices)).max(axis=-1)
 
 
 def _flat(f, theta):
-    """A scalar function of parameters as one of a vector, and that vector."""
+    """Turn a function of parameters into one of a vector; returns it with the flattened parameters."""
     flat, unravel = ravel_pytree(theta)
     return lambda x: f(unravel(x)), flat
 
@@ -220,7 +223,9 @@ def _shared(policy, mdps, points, alpha):
 @jit
 def _squared(policy, mdps, points, alpha):
     def one(theta):
-        mean = lambda t: jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, t, alpha))(mdps))  # noqa: E731
+        def mean(t):
+            return jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, t, alpha))(mdps))
+
         F, x = _flat(mean, theta)
         return jnp.sum(jax.grad(F)(x) ** 2)
 

@@ -1,8 +1,8 @@
-"""The plan with the fewest trajectories that the conditions of Corollary 1 allow when some quantities are given.
+"""Search for the plan with the fewest trajectories that meets the conditions of Corollary 1.
 
-For a given beta the smallest batches have a closed form, and rounds times local steps are 8 Delta / (beta epsilon):
-what is left is a search over beta, whose cost is convex in log beta (a geometric program). Whole numbers change costs a
-little; where they change them most, with few rounds, they are tried one by one.
+For a given beta the smallest batches have a closed form, and rounds times local steps are 8 Delta / (beta epsilon).
+The remaining search is over beta, and the cost is convex in log beta (a geometric program). Rounding to whole numbers
+matters most for few rounds, so small numbers of rounds are tried one by one.
 """
 
 from collections.abc import Iterator
@@ -31,18 +31,18 @@ from perfedrl.theory.plan import (
 BATCHES = ("m_in", "m_h", "m_out")
 
 SMALLEST_SHARE = 1e-12
-"""Of the largest beta allowed: where the search ends."""
+"""Lower end of the search for beta, as a share of the largest allowed beta."""
 
 FEW_ROUNDS = 50
-"""Up to here every number of rounds is tried."""
+"""Every number of rounds up to this one is tried."""
 
 AS_CHEAP = 1.01
-"""Plans within a per cent of the cheapest count as cheap as it: of these the one with the fewest rounds is best."""
+"""Plans within this factor of the cheapest count as equally cheap; the one with the fewest rounds is chosen."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the user has fixed; the planner chooses the rest. K is a budget: a plan may need fewer rounds."""
+    """Quantities fixed by the user; the planner chooses the others. K is an upper limit on the rounds."""
 
     K: int | None = None
     tau: int | None = None
@@ -59,11 +59,12 @@ class Given:
 
     @property
     def batches(self) -> dict[str, int]:
+        """The batch sizes that are fixed."""
         return {name: value for name in BATCHES if (value := getattr(self, name)) is not None}
 
 
 def cheapest(problem: Problem, epsilon: float, given: Given | None = None, bias: Bias = "best") -> Plan:
-    """The cheapest plan in trajectories, and of those as cheap the one with the fewest rounds."""
+    """Find the plan with the fewest trajectories and, among equally cheap ones, the fewest rounds."""
     search = Search(problem, accuracy(epsilon), given or Given(), bias)
     plans = [plan for plan in search.plans() if search.allows(plan)]
     least = min(plan.trajectories for plan in plans)
@@ -71,7 +72,7 @@ def cheapest(problem: Problem, epsilon: float, given: Given | None = None, bias:
 
 
 class Search:
-    """The conditions as limits on beta, once the given quantities are in place."""
+    """The conditions of Corollary 1 as limits on beta, for given fixed quantities."""
 
     def __init__(self, problem: Problem, epsilon: float, given: Given, bias: Bias):
         self.problem, self.epsilon, self.given, self.bias = problem, epsilon, given, bias
@@ -82,14 +83,14 @@ class Search:
         self.noise = self._noise(self.fixed)
         self.reach = reach(problem, epsilon)
         self.needed = rounds(problem, epsilon, 1.0) / given.K if given.K else 0.0
-        """The beta tau that the budget of rounds asks for."""
+        """Smallest beta tau that meets the limit on the rounds."""
         self.limits = self._limits()
         self.largest = min(self.limits.values())
         self._check_given_beta()
         self._check_rounds()
 
     def plans(self) -> Iterator[Plan]:
-        """Plans among which the cheapest is, in whole numbers."""
+        """Generate candidate plans in whole numbers, among them the cheapest."""
         for beta in self.betas(single=True):
             yield self.plan(beta, 1)
         for beta in self.betas(single=False):
@@ -99,15 +100,16 @@ class Search:
             yield self.plan(beta if self.given.beta else min(beta, self.reach / tau), tau)
 
     def plan(self, beta: float, tau: int) -> Plan:
+        """Complete beta and tau with the smallest batches and the number of rounds."""
         K = whole_rounds(self.problem, self.epsilon, beta * tau)
         return Plan(self.problem, self.epsilon, self.bias, K, tau, beta, **self.whole_batches(beta))
 
     def allows(self, plan: Plan) -> bool:
-        """Whether a plan keeps the conditions and the budget of rounds."""
+        """Whether a plan meets the conditions and the limit on the rounds."""
         return (self.given.K is None or plan.K <= self.given.K) and all(c.holds for c in plan.conditions)
 
     def betas(self, single: bool) -> Iterator[float]:
-        """Step sizes worth trying, for one local step or for several, which must not drift too far."""
+        """Generate candidate step sizes for one local step, or for several under the drift condition."""
         tau = self.given.tau
         if (tau is not None and (tau == 1) != single) or (not single and self.needed > self.reach * (1 + SLACK)):
             return
@@ -129,14 +131,14 @@ class Search:
                 yield beta
 
     def cost(self, beta: float) -> float:
-        """Trajectories per agent, but for a common factor; infinite where no batch is large enough."""
+        """Trajectories per agent up to a constant factor; infinite if no batches meet condition (iv)."""
         sizes = self.batches(beta)
         return sum(sizes.values()) / beta if sizes else inf
 
     def batches(self, beta: float) -> dict[str, float]:
-        """The smallest batches in sum that condition (iv) allows at beta: each goes with the root of its weight.
+        """Compute the batches of smallest total size that meet condition (iv) at beta.
 
-        Empty where no batches are large enough.
+        Each is proportional to the square root of its weight. Empty if no batches are large enough.
         """
         budget = noise_limit(self.problem, self.epsilon, 1.0) / beta - self.noise
         sizes: dict[str, float] = dict(self.fixed)
@@ -156,20 +158,20 @@ class Search:
         return {name: sizes[name] for name in BATCHES}
 
     def whole_batches(self, beta: float) -> dict[str, int]:
-        """The same in whole numbers: of the ways to round, the smallest that condition (iv) still allows."""
+        """Round the batch sizes so that their total is smallest among roundings that meet condition (iv)."""
         sizes = self.batches(beta)
         up = {x: ceil(sizes[x] * (1 - ROUNDING)) for x in BATCHES} | self.fixed
         down = {x: max(up[x] - 1, self.lower[x]) for x in BATCHES} | self.fixed
         most = noise_limit(self.problem, self.epsilon, 1.0) / beta * (1 + ROUNDING)
-        ways = (dict(zip(BATCHES, way, strict=True)) for way in product(*zip(down.values(), up.values(), strict=True)))
-        return min((way for way in ways if self.moment(**way) <= most), key=lambda way: sum(way.values()), default=up)
+        rounded = (dict(zip(BATCHES, x, strict=True)) for x in product(*zip(down.values(), up.values(), strict=True)))
+        return min((x for x in rounded if self.moment(**x) <= most), key=lambda x: sum(x.values()), default=up)
 
     def _noise(self, sizes: dict[str, int]) -> float:
-        """The part of the error that does not depend on the other batches."""
+        """Part of the mean squared error that the batches not in `sizes` do not influence."""
         return self.moment.fixed + sum(self.weights[x] / m for x, m in sizes.items() if m)
 
     def _fixed(self) -> dict[str, int]:
-        """The given batches, and none where none is drawn."""
+        """Fixed batch sizes, with 0 for batches that the variant does not draw."""
         c, exact = self.problem.constants, self.problem.variant == "exact"
         unused = [x for x, used in (("m_in", c.alpha > 0), ("m_h", c.alpha > 0 and exact)) if not used]
         for name in unused:
@@ -195,7 +197,7 @@ class Search:
             limits["(ii) drift"] = self.reach / tau
         if self.noise:
             limit = noise_limit(p, self.epsilon, self.noise)
-            # Batches that are free need room beside those that are not.
+            # Leave room for the noise of the batches that are not fixed.
             limits["(iv) variance"] = limit * (1 if len(self.fixed) == len(BATCHES) else 1 - 1e-6)
         return limits
 
@@ -209,7 +211,7 @@ class Search:
                 )
 
     def _check_rounds(self) -> None:
-        """Refuse a budget of rounds that no beta and tau meet, naming what stands in the way."""
+        """Reject a limit on the rounds that no beta and tau meet, naming the condition that prevents it."""
         beta, tau = self.given.beta or self.largest, self.given.tau
         if tau:
             most = beta * tau

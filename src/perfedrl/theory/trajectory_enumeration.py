@@ -1,4 +1,4 @@
-"""Every trajectory of a small finite MDP, and every batch of them: expectations as finite sums."""
+"""Enumeration of all trajectories and batches of a small MDP, so that expectations are finite sums."""
 
 from itertools import combinations_with_replacement
 from math import comb
@@ -18,13 +18,13 @@ from perfedrl.types import Array, Params
 
 MOST_TRAJECTORIES, MOST_BATCHES = 4096, 200_000
 PADDED = 1024
-"""Lists of batches are padded to multiples of this with impossible ones, so that few programs serve all sizes."""
+"""Lists of batches are padded with batches of probability zero to a multiple of this, to limit recompilation."""
 
 
 class PossibleTrajectories(NamedTuple):
-    """The possible trajectories of an MDP: N sequences of T = H + 1 decisions.
+    """The N possible trajectories of an MDP, each of T = H + 1 decisions.
 
-    `dynamics` is the part of their probability that is not the policy's, `reward_to_go` the R^h of eq. (2).
+    `dynamics` is the factor of their probability that does not depend on the policy, `reward_to_go` the R^h of eq. (2).
     """
 
     states: np.ndarray
@@ -34,7 +34,7 @@ class PossibleTrajectories(NamedTuple):
 
 
 def possible_trajectories(mdp: TabularMDP, most: int = MOST_TRAJECTORIES) -> PossibleTrajectories:
-    """All trajectories that some policy can produce; refused where there are more than `most`."""
+    """Enumerate the trajectories of positive probability under some policy; raises `UserError` above `most`."""
     P, r = mdp.P, np.asarray(mdp.r)
     states, actions = np.flatnonzero(np.asarray(mdp.mu))[:, None], np.empty((0, 0), int)
     dynamics = np.asarray(mdp.mu)[states[:, 0]]
@@ -55,7 +55,7 @@ def possible_trajectories(mdp: TabularMDP, most: int = MOST_TRAJECTORIES) -> Pos
 
 
 class PerTrajectory(NamedTuple):
-    """q, g and u of eqs. (1)-(3) for every trajectory of a listing, parameters flattened to d numbers."""
+    """q, g and u of eqs. (1)-(3) for every trajectory, with parameters flattened to d numbers."""
 
     q: Float[Array, " N"]
     g: Float[Array, "N d"]
@@ -65,10 +65,15 @@ class PerTrajectory(NamedTuple):
 def per_trajectory(
     policy: TablePolicy, at: PossibleTrajectories, theta: Params, curvature: bool = True
 ) -> PerTrajectory:
-    """The law, the policy gradient and the Hessian term of every trajectory. Traceable."""
+    """Compute probability, policy gradient and Hessian term of every trajectory; traceable by JAX."""
     flat, unravel = ravel_pytree(theta)
-    table = lambda x: jnp.log(policy.probabilities(unravel(x)))  # noqa: E731
-    pick = lambda x: x[at.states, at.actions]  # noqa: E731
+
+    def table(x):
+        return jnp.log(policy.probabilities(unravel(x)))
+
+    def pick(x):
+        return x[at.states, at.actions]
+
     q = at.dynamics * jnp.exp(jnp.sum(pick(table(flat)), axis=1))
     psi = pick(jax.jacobian(table)(flat))
     g = jnp.einsum("nt,ntd->nd", at.reward_to_go, psi)
@@ -79,9 +84,9 @@ def per_trajectory(
 
 
 def batches(n: int, m: int, most: int = MOST_BATCHES) -> tuple[np.ndarray, np.ndarray]:
-    """Every batch of m draws from n trajectories, up to order: counts [B, n] and log multinomial coefficients [B].
+    """Enumerate batches of m draws from n trajectories up to order: counts [B, n], log multinomial coefficients [B].
 
-    The last ones are padding, with coefficient 0.
+    The last rows are padding with multinomial coefficient 0.
     """
     if comb(n + m - 1, m) > most:
         raise UserError(f"there are more than {most} batches of {m} from {n} trajectories: too many to list")

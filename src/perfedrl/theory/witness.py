@@ -1,4 +1,4 @@
-"""The witness of Prop. 2: two bandits at whose first-order fixed point the meta-gradient is not zero."""
+"""The witness of Prop. 2: two bandits with a nonzero meta-gradient at their first-order fixed point."""
 
 from typing import Any, NamedTuple
 
@@ -12,13 +12,14 @@ from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
 
 ALPHA = 0.5
 ALPHAS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 1e-3, 1e-4)
-"""Where the paper says that D has a zero."""
+"""Step sizes for which the paper states that D has a zero."""
 
 DIGITS = 7
+"""Decimal places printed in the paper."""
 
 
 class Agreement(NamedTuple):
-    """A number of the paper beside ours."""
+    """A number printed in the paper and our value of it."""
 
     what: str
     paper: float
@@ -26,34 +27,36 @@ class Agreement(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether ours, rounded as the paper's is, is the paper's."""
+        """Whether our value, rounded to the digits of the paper, equals the printed one."""
         return round(self.ours, DIGITS) == self.paper
 
 
 def paper_witness() -> tuple[Fleet, LogLinearSoftmax]:
-    """The paper's two bandits and their scalar policy. Their fixed point repels: small first-order steps lead away."""
+    """Build the paper's two bandits and their scalar policy, whose fixed point repels small first-order steps."""
     return bandits(), LogLinearSoftmax(np.asarray([WITNESS_FEATURES]))
 
 
 def attracting_witness() -> tuple[Fleet, LogLinearSoftmax]:
-    """The same with every reward r turned into 1 - r: gradients change sign, and the fixed point attracts.
+    """Build the witness with every reward r replaced by 1 - r, which makes the fixed point attracting.
 
-    The limit of |grad F| / alpha is the paper's, since it is the same product of curvature and gradient.
+    Gradients and Hessians change sign, so the limit of |grad F| / alpha, their product, is that of the paper.
     """
     rewards = tuple(tuple(1 - x for x in r) for r in WITNESS_REWARDS)
     return bandits(rewards), LogLinearSoftmax(np.asarray([WITNESS_FEATURES]))
 
 
 def continued(fleet: Fleet, policy: LogLinearSoftmax, alpha: float) -> FixedPoint:
-    """The fixed point that continues a stationary point of f, where alpha is small enough for it to be there."""
+    """Find the fixed point that tends to a stationary point of f as alpha -> 0; raises `UserError` if none does."""
     points = [p for p in fixed_points(fleet, policy, alpha) if p.limit is not None]
     if not points:
-        raise UserError(f"no fixed point at alpha = {alpha:g} continues a stationary point of f")
+        raise UserError(
+            f"no fixed point at alpha = {alpha:g} continues a stationary point of f: choose a smaller alpha"
+        )
     return points[0]
 
 
 def agreements() -> list[Agreement]:
-    """Every number that the proof of Prop. 2 prints, beside ours."""
+    """Compare every number printed in the proof of Prop. 2 with our value."""
     point = continued(*paper_witness(), ALPHA)
     limit: Any = point.limit
     H, there = point.curvature[:, 0, 0], limit.curvature[:, 0, 0]

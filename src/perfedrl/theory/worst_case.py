@@ -1,4 +1,4 @@
-"""The constants of a fleet, eq. (4) and Lemma 2: from a bound on rewards, discount, horizon and the policy class."""
+"""Constants of a fleet, eq. (4) and Lemma 2, from a reward bound, discount, horizon and policy class."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -34,53 +34,53 @@ class Constants:
                 raise UserError(f"{field.name} must be a finite number {'>' if positive else '>='} 0; it is {value}")
 
     def at(self, alpha: float) -> "Constants":
-        """The constants at another adaptation step size."""
+        """Copy the constants with another adaptation step size."""
         return replace(self, alpha=alpha)
 
     @property
     def R_bar(self) -> float:  # noqa: N802
-        """A bound on |J_i| and |F_i|, Lemmas 1(i) and 2(i)."""
+        """Bound on |J_i| and |F_i|, Lemmas 1(i) and 2(i)."""
         return self.R_max / (1 - self.gamma)
 
     @property
     def G_J(self) -> float:  # noqa: N802
-        """A bound on every trajectory's policy gradient, Lemma 1(ii)."""
+        """Bound on the policy gradient of every trajectory, Lemma 1(ii)."""
         return self.G * self._scale
 
     @property
     def L_J(self) -> float:  # noqa: N802
-        """A bound on every trajectory's Hessian term, Lemma 1(iii)."""
+        """Bound on the Hessian term of every trajectory, Lemma 1(iii)."""
         return ((self.H + 1) * self.G**2 + self.M) * self._scale
 
     @property
     def M_bar(self) -> float:  # noqa: N802
-        """A bound on the part of a trajectory's Hessian term that is not of rank one, eq. (4)."""
+        """Bound on the part of a trajectory's Hessian term that is not of rank one, eq. (4)."""
         return self.M * self._scale
 
     @property
     def Lambda_bar(self) -> float:  # noqa: N802
-        """A Lipschitz constant of that part, eq. (4)."""
+        """Lipschitz constant of the part bounded by M_bar, eq. (4)."""
         return self.Lambda * self._scale
 
     @property
     def rho_J(self) -> float:  # noqa: N802
-        """A Lipschitz constant of grad^2 J_i, Lemma 1(iv)."""
+        """Lipschitz constant of grad^2 J_i, Lemma 1(iv)."""
         T = self.H + 1
         return T * self.G * (self.L_J + self.M_bar) + T * self.M * self.G_J + self.Lambda_bar
 
     @property
     def stretch(self) -> float:
-        """1 + alpha L_J, a bound on the norm of the adaptation's Jacobian I + alpha grad^2 J_i."""
+        """1 + alpha L_J, a bound on the norm of the Jacobian I + alpha grad^2 J_i of the adaptation."""
         return 1 + self.alpha * self.L_J
 
     @property
     def G_F(self) -> float:  # noqa: N802
-        """A bound on grad F_i, Lemma 2(ii), and on every realization of its estimate, Lemma 3(i)."""
+        """Bound on grad F_i, Lemma 2(ii), and on every realization of its estimate, Lemma 3(i)."""
         return self.stretch * self.G_J
 
     @property
     def L_F(self) -> float:  # noqa: N802
-        """A Lipschitz constant of grad F_i, Lemma 2(iii)."""
+        """Lipschitz constant of grad F_i, Lemma 2(iii)."""
         return self.stretch**2 * self.L_J + self.alpha * self.rho_J * self.G_J
 
     @property
@@ -91,10 +91,10 @@ class Constants:
 def constants(
     fleet: Any, policy: Any, alpha: float = 0.0, radius: float | None = None, reward_bound: float | None = None
 ) -> Constants:
-    """The constants of a fleet (or a single task) under a policy class.
+    """Compute the constants of a fleet (or a single task) for a policy class.
 
-    Network policies have finite constants on bounded sets only: `radius` says within which distance of 0 the parameters
-    stay. `reward_bound` is R_max where the tasks do not say it themselves.
+    Network policies have finite constants on bounded sets only: `radius` bounds the distance of the parameters from 0.
+    `reward_bound` gives R_max for tasks that do not state it.
     """
     task = fleet.train if isinstance(fleet, Fleet) else fleet
     G, M, Lambda = regularity(policy, task, radius)
@@ -108,7 +108,7 @@ def constants(
 
 
 def regularity(policy: Any, task: Any, radius: float | None = None) -> tuple[float, float, float]:
-    """G, M and Lambda of Assumption 2, where the policy class has them."""
+    """Constants G, M and Lambda of Assumption 2; raises `UserError` if the policy class has none."""
     name = type(policy).__name__
     if policy.G is not None:
         if radius is not None:
