@@ -18,7 +18,17 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
-from perfedrl.experiments.experiment import KINDS, Control, Privacy, Server, build, form, leaves, named, spoken
+from perfedrl.experiments.experiment import (
+    KINDS,
+    ControlVariateTable,
+    Privacy,
+    Server,
+    build,
+    form,
+    leaves,
+    named,
+    spoken,
+)
 from perfedrl.experiments.normalization import Normalization
 from perfedrl.experiments.settings import beside, read_table, validated
 from perfedrl.policies import POLICIES
@@ -58,7 +68,7 @@ class Config(BaseModel):
     participation: float = Field(default=1.0, gt=0, le=1)
     normalization: Normalization | None = None
     aggregation: dict[str, Any] | None = None
-    control_variate: Control | None = None
+    control_variate: ControlVariateTable | None = None
     server: Server | None = None
     privacy: Privacy | None = None
     attack: dict[str, Any] | None = None

@@ -60,7 +60,7 @@ class Privacy(BaseModel):
     delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
-class Control(BaseModel):
+class ControlVariateTable(BaseModel):
     """The table [control_variate]: what is corrected, uploads or every local step, and how fast agents remember."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
