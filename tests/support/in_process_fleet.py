@@ -2,9 +2,10 @@
 
 import itertools
 
+import numpy as np
 from real_fleet import config
 
-from perfedrl.federation.frames import decode, encode
+from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.federation.server.run_folder import RunFolder, RunSpec, Terms
@@ -31,6 +32,26 @@ class InProcessAgents:
         self.trouble.get((kind, int(question.fields["round"])), lambda _: None)(answers)
         enough(answers)
         return answers
+
+
+def honest_answer(frame, generation=None, far=0.1):
+    """A valid answer to a question, without training: an upload is the message plus `far`."""
+    asked = decode(frame)
+    fields = {name: asked.fields[name] for name in ("run", "generation", "round")}
+    fields |= {} if generation is None else {"generation": str(generation)}
+    if asked.kind == "update":
+        return encode(Frame("upload", fields, {name: x + np.float32(far) for name, x in asked.tensors.items()}))
+    kind = {"prepare": "prepared", "evaluate": "outcomes", "personalize": "personalized"}[asked.kind]
+    outcomes = {f"{when}.return": np.asarray(1.5) for when in ("before", "after")} if kind != "prepared" else {}
+    return encode(Frame(kind, fields, outcomes))
+
+
+def ask_honest_agents(kind, frame, without, enough, deadline):
+    """Ask agents that answer without training."""
+    names = tuple(name for name in NAMES if name not in without)
+    answers = Answers(names, {name: honest_answer(frame) for name in names})
+    enough(answers)
+    return answers
 
 
 def new_run(folder, wanted=CONFIG, **terms):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tomli_w
 from fixtures import write
-from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl import compilation
@@ -84,10 +83,7 @@ CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrin
 def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     table = plan({"grid": GRID, "arc": ARC}[world], algorithm)
     config = make_config(table)
-    parts = config.experiment
-    simulation = simulation_of(
-        parts.fleet, parts.policy, [parts.algorithm], [7], parts.agent, None, parts.evaluation, config.start
-    )
+    simulation = pf.Simulation(config.experiment, [7])
     state = simulation.start()
     trainings = [LocalTraining(config, make_agent_config({"fleet": table["fleet"]}), i) for i in range(3)]
     states, server = [training.state for training in trainings], jax.tree.map(lambda x: x[0], state.server)
@@ -95,7 +91,7 @@ def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     for k in range(5):
         answers = [training.update(server.message, s, k) for training, s in zip(trainings, states, strict=True)]
         uploads, states = [upload for upload, _ in answers], [s for _, s in answers]
-        server = server_step(parts.algorithm, server, uploads)
+        server = server_step(config.experiment.algorithm, server, uploads)
         state = simulation.advance(state, k, 1)
         same(server, jax.tree.map(lambda x: x[0], state.server))
         same(jax.tree.map(lambda *xs: np.stack(xs), *states), jax.tree.map(lambda x: x[0], state.clients))

@@ -5,13 +5,13 @@ import ssl
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import jax
 import lying_agent
 import numpy as np
 import pytest
 import real_fleet
-from simulations import simulation_of
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
@@ -20,6 +20,7 @@ from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
 from perfedrl.federation.restarting_process import RestartingProcess
+from perfedrl.simulation.simulator import Simulation
 
 pytestmark = pytest.mark.network
 
@@ -69,9 +70,8 @@ def rogue_agent(fleet, name, folder):
 
 def honest_only(wanted, agents):
     """The parameters of a simulated run without the other agents."""
-    parts = wanted.experiment
-    few = Fleet(jax.tree.map(lambda x: x[:agents], parts.fleet.train))
-    simulation = simulation_of(few, parts.policy, [parts.algorithm], [0], parts.agent, evaluation=parts.evaluation)
+    few = Fleet(jax.tree.map(lambda x: x[:agents], wanted.experiment.fleet.train))
+    simulation = Simulation(replace(wanted.experiment, fleet=few), [0])
     state = simulation.advance(simulation.start(), 0, wanted.rounds)
     return jax.tree.map(lambda x: x[0], state.server.message)
 

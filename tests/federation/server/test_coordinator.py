@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from in_process_fleet import CONFIG, NAMES, InProcessAgents, new_run, train
+from in_process_fleet import CONFIG, NAMES, InProcessAgents, ask_honest_agents, new_run, train
 from real_fleet import MDPS, config
 
 from perfedrl import privacy
@@ -24,6 +24,7 @@ from perfedrl.federation.server.answers import epsilon_in
 from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.federation.server.run_folder import RunSpec, StaleJob
 from perfedrl.simulation.keys import draw_participants
+from perfedrl.simulation.observers import Observer
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,27 @@ def test_a_run_has_the_simulators_bits(agents, simulated, tmp_path):
     assert [event["agent"] for event in own] == list(NAMES)
     personal = f"personal-{folder.spec().run}.safetensors"
     assert all((agent.store.folder / personal).exists() for agent in agents.values())
+
+
+class Record(Observer):
+    """Records what an observer is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_start(self, state):
+        self.told.append(("start", state.name, state.round, state.rounds))
+
+    def on_evaluation(self, state):
+        self.told.append(("evaluation", state.round, state.rounds, state.history.rounds.tolist()))
+
+
+def test_observers_are_told_of_every_evaluation(tmp_path):
+    folder, record = new_run(tmp_path), Record()
+    train(folder, ask_honest_agents, [record])
+    evaluations = [("evaluation", 0, 4, [0]), ("evaluation", 4, 4, [0, 4])]
+    assert record.told == [("start", CONFIG.name, 0, 4), *evaluations]
+    assert folder.progress()["objective"] == 1.5, "the presenter is an observer"
 
 
 class Crash(Exception):  # noqa: N818

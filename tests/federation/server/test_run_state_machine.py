@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from in_process_fleet import NAMES
+from in_process_fleet import NAMES, honest_answer
 from real_fleet import config
 
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.frames import Frame, decode, encode
+from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
 from perfedrl.federation.server.run_state_machine import (
@@ -27,22 +27,11 @@ def machine(wanted=TWO_ROUNDS, generation=2, released=(), since=0, **terms):
     return RunStateMachine(wanted, RunSpec("r", wanted.to_toml(), NAMES, terms, "runs", released, since), generation)
 
 
-def answer(question, generation=2, far=0.1):
-    """What an honest agent of this generation answers."""
-    asked = decode(question.frame)
-    about = {**{name: asked.fields[name] for name in ("run", "round")}, "generation": str(generation)}
-    if question.kind == "update":
-        return encode(Frame("upload", about, {name: x + np.float32(far) for name, x in asked.tensors.items()}))
-    kind = {"prepare": "prepared", "evaluate": "outcomes", "personalize": "personalized"}[question.kind]
-    outcomes = {f"{when}.return": np.asarray(1.5) for when in ("before", "after")} if kind != "prepared" else {}
-    return encode(Frame(kind, about, outcomes))
-
-
 def answers(question, *, failing=(), silent=(), **other):
     """The answers of all asked agents; `other` replaces those of agents, with "-" written as "_"."""
     asked = tuple(name for name in NAMES if name not in question.without)
     spoiled = {name.replace("_", "-"): data for name, data in other.items()}
-    honest = {name: answer(question) for name in asked if name not in (*failing, *silent)}
+    honest = {name: honest_answer(question.frame) for name in asked if name not in (*failing, *silent)}
     failures = {name: "no agent listens" for name in failing if name in asked}
     return Answers(asked, honest | {name: data for name, data in spoiled.items() if name in asked}, failures)
 
@@ -210,7 +199,7 @@ STALE = {"an earlier generation": 1, "a later generation": 3}
 def test_uploads_of_another_generation_are_rejected(generation):
     rules = machine()
     state, question = until(rules, "update")
-    _, commands = rules.answered(state, answers(question, agent_0=answer(question, generation)), 0.0)
+    _, commands = rules.answered(state, answers(question, agent_0=honest_answer(question.frame, generation)), 0.0)
     refused = next(c for c in commands if isinstance(c, Log) and c.event == "refused")
     assert refused.fields["agent"] == FIRST
     assert f"another generation: expected '2', got '{generation}'" in refused.fields["reason"]
@@ -220,7 +209,7 @@ def test_uploads_of_another_round_are_rejected():
     rules = machine()
     _, first = until(rules, "update", 0)
     state, second = until(rules, "update", 1)
-    _, commands = rules.answered(state, answers(second, agent_0=answer(first)), 0.0)
+    _, commands = rules.answered(state, answers(second, agent_0=honest_answer(first.frame)), 0.0)
     assert ("refused", FIRST) in events(commands)
 
 

@@ -12,7 +12,7 @@ from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import has_run, read_provenance, save_run
 from perfedrl.federation.server.answers import Answers, AskAgents
 from perfedrl.federation.server.network_config import config_of
-from perfedrl.federation.server.presenter import Observer, Presenter, RunState, announce
+from perfedrl.federation.server.presenter import Presenter
 from perfedrl.federation.server.run_folder import RunFolder, ServerCheckpoint
 from perfedrl.federation.server.run_state_machine import (
     Announce,
@@ -25,6 +25,8 @@ from perfedrl.federation.server.run_state_machine import (
     RunStateMachine,
     Save,
 )
+from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.run_state import RunState
 
 PAUSE = 1.0
 """Seconds before a question is repeated that too few agents answered."""

@@ -1,8 +1,8 @@
 """What a networked run shows while it is trained: its log and its current status, in the run's folder."""
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,44 +10,8 @@ from perfedrl.errors import UserError
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.run_folder import RunFolder
 from perfedrl.federation.server.run_state_machine import CoordinatorState
-from perfedrl.simulation.history import History
-
-
-class RunState(NamedTuple):
-    """A run after some rounds, as observers see it."""
-
-    round: int
-    fleet_state: None
-    history: History | None
-    name: str = ""
-    rounds: int = 0
-
-    @property
-    def measured(self) -> bool:
-        """Whether the run was measured after its last round."""
-        return self.history is not None and int(self.history.rounds[-1]) == self.round
-
-
-class Observer:
-    """Watches a run; a subclass overrides the events that it needs."""
-
-    def on_start(self, state: RunState) -> None:
-        """Called before the first round, or before a run resumes."""
-
-    def on_round(self, state: RunState) -> None:
-        """Called after a round and its evaluation, if there is one."""
-
-    def on_evaluation(self, state: RunState) -> None:
-        """Called after a run was measured."""
-
-
-def announce(observers: Iterable[Observer], state: RunState) -> None:
-    """Tell observers that a round ended, and what was measured after it."""
-    for observer in observers:
-        observer.on_round(state)
-        if state.measured:
-            observer.on_evaluation(state)
-
+from perfedrl.simulation.observers import Observer
+from perfedrl.simulation.run_state import RunState
 
 LEAST_INTERVAL = 0.1
 """Seconds between two updates of the status while answers come in."""
