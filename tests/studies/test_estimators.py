@@ -14,12 +14,13 @@ from perfedrl import exact
 from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, forms
 from perfedrl.report import interactive, static
 from perfedrl.report.plots import rows
+from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.estimators import CURVATURE, GRADIENT, ValueWithError, compare_estimators
 from perfedrl.studies.estimators import figures as estimators_figures
 from perfedrl.studies.estimators import tables as estimators_tables
 from perfedrl.studies.estimators.candidates import candidates
 from perfedrl.studies.estimators.moments import error, moments, ratio
-from perfedrl.studies.estimators.points import exactly, from_many, plays_by
+from perfedrl.studies.estimators.points import exactly, from_many, plays_by, train
 from perfedrl.theory.fleet_problem import first_parameters
 
 GRID = {
@@ -165,6 +166,19 @@ def test_the_reference_of_many_trajectories_is_the_exact_truth_but_for_its_noise
         assert not found.seen
         assert found.bias_at_most < 0.01 * found.length**2
     np.testing.assert_allclose(truth[CURVATURE][0], hessian @ np.ravel(v), atol=1e-5)
+
+
+def test_training_stages_use_the_configs_participation():
+    """With participation 0.5 the message at a stage is the simulator's, and not that of full participation."""
+    found = {}
+    for share in (0.5, 1.0):
+        config = pf.make_config({**GRID, "participation": share})
+        simulation = Simulation(config.experiment, [0])
+        message = simulation.advance(simulation.start(), 0, 4).server.message[0]
+        ((_, visited),) = train(config, {"end": 4}, 0, lambda _: None)
+        np.testing.assert_array_equal(visited, message)
+        found[share] = np.asarray(visited)
+    assert np.any(found[0.5] != found[1.0])
 
 
 def test_only_parameters_that_actions_depend_on_count():
