@@ -1,4 +1,4 @@
-"""How programs are compiled: options, devices and the cache on disk. The only file that knows of compiler flags."""
+"""Compilation: options, devices and the cache on disk. Compiler flags appear in this file only."""
 
 import os
 from collections.abc import Callable
@@ -14,11 +14,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {
         # Level 1 compiles about four times faster than the default and runs as fast; level 0 runs several times slower.
         "xla_backend_optimization_level": 1,
-        # The library that takes over large reductions adds in an order that depends on the size of the whole array,
-        # so that a seed's result would depend on how many seeds run beside it.
+        # YNN's order of summation in large reductions depends on the size of the whole array, so that a seed's result
+        # would depend on the number of parallel seeds.
         "xla_cpu_experimental_ynn_fusion_type": "",
     },
-    # Parallel additions into one cell happen in any order by default, and no two runs would agree bit for bit. The
+    # By default parallel additions into one cell happen in any order, and runs would differ in their last bits. The
     # deterministic kernels cost a factor of 1.5 for ten seeds of the gridworld, and of 3 for a thousand.
     "gpu": {"xla_gpu_exclude_nondeterministic_ops": True},
 }
@@ -27,7 +27,7 @@ MIN_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
 def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
-    """`jax.jit` with this library's compiler options for the backend in use; inside another jit it dissolves."""
+    """Apply `jax.jit` with the options for the backend in use; inside another jit the function is simply called."""
 
     @lru_cache
     def compiled(backend: str):
@@ -45,7 +45,7 @@ def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
 
 @lru_cache
 def options(backend: str) -> dict[str, Any]:
-    """The compiler options for a backend: those above that this version of JAX knows."""
+    """Return the options for a backend that this version of JAX knows."""
     return {name: value for name, value in OPTIONS.get(backend, {}).items() if _known(name, value)}
 
 
@@ -58,17 +58,17 @@ def _known(name: str, value: Any) -> bool:
 
 
 def enable_cache() -> Path | None:
-    """Keep compiled programs on disk, in the user's cache folder, so that a second run starts at once.
+    """Cache compiled programs on disk, in the user's cache folder, and return that folder.
 
-    A folder that the user chose (JAX_COMPILATION_CACHE_DIR) is respected. So is the time that compiling must take for a
-    program to be kept (JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS), by default 0.1 s. Returns the folder in use.
+    JAX_COMPILATION_CACHE_DIR overrides the folder. Programs are cached whose compilation takes at least 0.1 s, or
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS.
     """
     if jax.config.values["jax_compilation_cache_dir"] is None:
         folder = Path(user_cache_dir("perfedrl")) / "compiled"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
-            return None  # a read-only home costs the cache, not the run
+            return None  # with a read-only home, run without the cache
         jax.config.update("jax_compilation_cache_dir", str(folder))
         if MIN_COMPILE_TIME not in os.environ:
             jax.config.update(MIN_COMPILE_TIME.lower(), 0.1)
@@ -76,11 +76,11 @@ def enable_cache() -> Path | None:
 
 
 def use_all_cores() -> None:
-    """Let JAX see each CPU core as a device, so that seeds run side by side. Without effect once JAX was used.
+    """Make each CPU core a device of JAX, so that seeds run in parallel. It has no effect once JAX was used.
 
-    Results do not depend on it. A number that the user chose (JAX_NUM_CPU_DEVICES) is respected.
+    Results do not depend on it. JAX_NUM_CPU_DEVICES overrides the number.
     """
     if jax.config.values["jax_num_cpu_devices"] < 1:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with suppress(RuntimeError):  # JAX is in use already; it goes on with the devices it has
+        with suppress(RuntimeError):  # JAX is in use already and keeps its devices
             jax.config.update("jax_num_cpu_devices", cores)

@@ -1,23 +1,23 @@
-"""The one error that a user can cause: a clear sentence, raised before anything compiles or samples."""
+"""Errors that users can cause: one sentence each, raised before anything compiles or samples where possible."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """What was expected, what came, and what to do about it. The command line prints it and exits with code 2."""
+    """Invalid input: what was expected, what came, and what to do. The command line prints it and exits with code 2."""
 
 
 class EnvironmentFailureError(UserError):
-    """An agent's own environment failed in the middle of its work: the fleet can go on without it for a round."""
+    """An agent's environment failed while it was played; the fleet can continue without the agent for a round."""
 
 
 class DivergenceError(UserError):
-    """Training left what numbers can hold."""
+    """Parameters became infinite or nan in training."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the known names closest to a word, or the list of all of them."""
+    """Return "; did you mean 'x'?" with the known names closest to a word, or else a list of all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     if close:

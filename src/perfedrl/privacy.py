@@ -1,10 +1,10 @@
-"""What uploads reveal, in numbers: differential privacy of clipped and noised uploads, by a maintained accountant.
+"""Privacy loss of clipped and noised uploads, computed by the accountant of dp-accounting.
 
-An upload is a local Gaussian mechanism: it protects an agent from everybody who sees what it sends, the server
-included. The unit is an agent's whole experience: two agents that differ in every trajectory must be hard to tell
-apart. A clipped displacement has a length of at most `clip`, so replacing all experience moves it by at most 2 `clip`,
-and noise with standard deviation `noise` times `clip` is half that multiple of the sensitivity: noise / 2 is what is
-accounted. Each round is a release of its own, made knowing the earlier ones.
+An upload is a local Gaussian mechanism: it protects an agent from everybody who sees the upload, the server included.
+The unit of privacy is an agent's whole experience: two agents that differ in every trajectory must be hard to tell
+apart. A clipped displacement has a length of at most `clip`, so replacing all experience moves it by at most 2 `clip`.
+Noise with standard deviation `noise` times `clip` is therefore noise / 2 times the sensitivity, which is the multiplier
+that is accounted. Each round is a release of its own, which may depend on the earlier ones.
 """
 
 import math
@@ -12,14 +12,14 @@ import math
 from perfedrl.errors import UserError
 
 SENSITIVITY = 2.0
-"""How far a replaced experience moves a clipped displacement at most, in units of `clip`."""
+"""Largest change of a clipped displacement when all experience is replaced, in units of `clip`."""
 
 
 def loss(noise: float, releases: int, delta: float) -> float:
-    """The epsilon for which `releases` noised uploads of one agent are (epsilon, delta)-differentially private.
+    """Return the epsilon for which `releases` noised uploads of one agent are (epsilon, delta)-differentially private.
 
-    Exact for Gaussian noise: K releases tell as much as one with its standard deviation divided by sqrt(K), also where
-    later ones depend on earlier ones. Infinite without noise.
+    It is exact for Gaussian noise: K releases reveal as much as one whose standard deviation is divided by sqrt(K),
+    also where later ones depend on earlier ones. It is infinite without noise.
     """
     if not (math.isfinite(noise) and noise >= 0):
         raise UserError(f"noise must be a finite number >= 0; it is {noise}")

@@ -1,4 +1,4 @@
-"""Named parts: a table from a name in a config to the factory that builds it, with its parameters checked."""
+"""Registries: from the name of a part in a config to its factory, with checked parameters."""
 
 import importlib
 import inspect
@@ -15,7 +15,7 @@ from perfedrl.errors import UserError, nearest
 
 @dataclass(frozen=True)
 class Registry(Mapping[str, Callable[..., Any]]):
-    """Factories of one kind by name. `module:attribute` names a user's own factory, so nothing needs registering."""
+    """Factories of one kind by name; `module:attribute` names a user's own factory, without registration."""
 
     kind: str
     entries: types.MappingProxyType[str, Callable[..., Any]]
@@ -34,9 +34,9 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(self.entries)
 
     def resolve(self, name: str, params: Mapping[str, Any], supplied: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Check the parameters of an entry against its signature and fill in its defaults.
+        """Check an entry's parameters against its signature and fill in the defaults.
 
-        `supplied` names the arguments that the caller passes itself when it builds the part (a policy's fleet, say).
+        `supplied` names the arguments that the caller passes when it builds the part, such as a policy's fleet.
         """
         accepted = {key: p for key, p in self.parameters(name).items() if key not in supplied}
         for key in params:
@@ -53,7 +53,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return resolved
 
     def parameters(self, name: str) -> dict[str, inspect.Parameter]:
-        """The parameters that an entry takes, by name."""
+        """Return the parameters of an entry, by name."""
         return dict(inspect.signature(self[name], eval_str=True).parameters)
 
 
@@ -70,23 +70,23 @@ def _import(reference: str, kind: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise UserError(f"the {kind} {reference!r} cannot be imported: {error}") from error
     if not callable(factory):
-        raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}, not something that can be called")
+        raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}; expected a function or a class")
     return factory
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples all the way down, so that equal settings compare equal and cannot change."""
+    """Convert nested lists to tuples, so that equal settings compare equal and cannot change."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _checked(value: Any, annotation: Any, what: str) -> Any:
-    """Check a value against a type as JSON would be: a list may become a tuple, but "3" and true are no numbers."""
+    """Check a value against a type by the rules of JSON: a list may be a tuple, but "3" and true are no numbers."""
     if annotation is inspect.Parameter.empty:
         return value
     try:
         return TypeAdapter(annotation).validate_json(json.dumps(value, default=str), strict=True)
     except PydanticSchemaGenerationError:
-        return value  # a type of the user's own, which their function must check itself
+        return value  # a type of the user's own, which the factory must check itself
     except ValidationError as error:
         first = error.errors()[0]
         where = what + "".join(f"[{part}]" for part in first["loc"] if isinstance(part, int))
@@ -96,6 +96,6 @@ def _checked(value: Any, annotation: Any, what: str) -> Any:
 
 
 def abbreviated(value: Any) -> str:
-    """A value as a sentence can bear it."""
+    """Return a value's repr, cut to 60 characters for use in messages."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

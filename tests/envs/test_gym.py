@@ -9,7 +9,7 @@ from rooms import Room
 
 from perfedrl.envs import gymnasium_fleet
 from perfedrl.envs.gym import fleet as adapter
-from perfedrl.envs.gym.making import Recipe
+from perfedrl.envs.gym.recipe import Recipe
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.objective import _gradient
@@ -214,7 +214,7 @@ BAD = {
         "no parameter 'lenght'; did you mean 'length",
     ),
     "unknown parameter of a factory": ({"id": "rooms:drawn", "vary": {"depth": (0, 1)}, "horizon": 3}, "no parameter"),
-    "no horizon": ({"id": "rooms:Room"}, "say how long episodes of 'rooms:Room' may be"),
+    "no horizon": ({"id": "rooms:Room"}, "episodes of 'rooms:Room' have no registered length"),
     "no environment": ({"id": "builtins:dict", "horizon": 3}, "must make a gymnasium.Env; it made a dict"),
     "actions": ({"id": "rooms:Room", "horizon": 3, "options": {"action": "text"}}, "are not supported"),
     "observations": ({"id": "rooms:Room", "horizon": 3, "options": {"seen": "sequence"}}, "have no fixed length"),
@@ -232,7 +232,7 @@ BAD = {
     "factories that vary": ({"id": ["rooms:drawn"], "vary": {"length": (1, 2)}}, "factories make each agent as it is"),
     "count of factories": ({"id": ["rooms:drawn"], "agents": 2}, "1 factories for 2 training agents"),
     "parallel": ({"id": "CartPole-v1", "parallel": 0}, "parallel must be from 1"),
-    "outcomes": ({"id": "CartPole-v1", "outcomes": "rooms:SEEN"}, "a function of an episode is needed"),
+    "outcomes": ({"id": "CartPole-v1", "outcomes": "rooms:SEEN"}, "expected a function of an episode"),
     "discount": ({"id": "CartPole-v1", "discount": 1.0}, "discount must lie in"),
 }
 

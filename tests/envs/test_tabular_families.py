@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import perfedrl as pf
 from perfedrl.envs import ENVS, TabularMDP, fleet, mix, random_mdps, tabular_fleet, unstack, windy_cliff
-from perfedrl.envs.tabular import inverse_cdf
+from perfedrl.envs.inverse_transform import inverse_cdf
 
 ARRAYS = {
     "P": np.full((3, 2, 2, 2), 0.5).tolist(),

@@ -25,7 +25,7 @@ from perfedrl.cli.console import (
     wrote,
 )
 from perfedrl.envs import ENVS
-from perfedrl.envs.gym.pictures import PictureError
+from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments import inspection, store

@@ -1,4 +1,4 @@
-"""Environments: one file per family. A new family is one file here and one line in the registry."""
+"""Environments, one file per family. A new family is a file and a registry entry."""
 
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits

@@ -1,4 +1,4 @@
-"""A user's own finite MDPs, one per agent, from arrays in the config or in an .npz file."""
+"""Fleets of finite MDPs from a user's arrays, in the config or in an .npz file."""
 
 import hashlib
 import zipfile
@@ -25,20 +25,21 @@ def arrays(
 ) -> Fleet:
     """Agents given by P[n,S,A,S], r[n,S,A] and mu[n,S], written out or in an .npz file; the last `held_out` stay out.
 
-    `sha256` pins the file's content; a config gets it when it is loaded, so that a run belongs to the data it saw.
+    `sha256` pins the content of the file. It is added to a config when the config is loaded, so that a run is bound to
+    the data it was trained on.
     """
     given: dict[str, Any] = {"P": P, "r": r, "mu": mu}
     if file:
         if any(x is not None for x in given.values()):
             raise UserError("give the arrays P, r and mu either in the config or in a file, not both")
         if sha256 and sha256 != file_digest(file):
-            raise UserError(f"{file} has changed since this config was made: its sha256 is no longer {sha256}")
+            raise UserError(f"{file} has changed since this config was made: expected sha256 {sha256}")
         given = _read(file)
     return tabular_fleet(given["P"], given["r"], given["mu"], horizon, discount, held_out)
 
 
 def tabular_fleet(P, r, mu, horizon: int, discount: float, held_out: int = 0) -> Fleet:  # noqa: N803
-    """Make a fleet of stacked arrays P[n,S,A,S], r[n,S,A], mu[n,S]; errors name the agent."""
+    """Make a fleet from stacked arrays P[n,S,A,S], r[n,S,A], mu[n,S]; errors name the agent."""
     stacked = {name: _array(name, x) for name, x in (("P", P), ("r", r), ("mu", mu))}
     n = len(stacked["P"])
     for name, x in stacked.items():
@@ -55,7 +56,7 @@ def tabular_fleet(P, r, mu, horizon: int, discount: float, held_out: int = 0) ->
 
 
 def file_digest(file: str) -> str:
-    """The sha256 of a file's content."""
+    """Return the sha256 of a file's content."""
     path = Path(file)
     if not path.is_file():
         raise UserError(f"there is no file {file} (looked for it in {Path.cwd()})")

@@ -10,12 +10,11 @@ from perfedrl.envs.fleet import Fleet
 WITNESS_FEATURES = ((0.0,), (1.0,), (3.0,))
 """phi of the scalar log-linear policy that the agents share."""
 
-
 WITNESS_REWARDS = ((1.0, 0.0, 0.0), (0.0, 0.0, 1.0))
 
 
 def bandits(rewards: Sequence[Sequence[float]] = WITNESS_REWARDS) -> Fleet:
-    """Agents with one state and one decision that differ in the arms' rewards; the default is the witness of Prop. 2.
+    """Agents with one state and one decision that differ in the rewards of the arms; by default the witness of Prop. 2.
 
     Train it with the policy `log-linear` and features [[[0], [1], [3]]], the scalar family of the proof.
     """

@@ -1,4 +1,4 @@
-"""Supervised agents: each has examples of its own, in what only some classes are and what it calls them."""
+"""Supervised agents, which differ in the classes they have examples of and in the labels of the classes."""
 
 from typing import Any, NamedTuple
 
@@ -22,10 +22,10 @@ class Examples(NamedTuple):
 
 
 class Classification(DataTask):
-    """One agent's examples: those that it learns from, and others that it is measured on.
+    """One agent's training and test examples.
 
-    It has no episodes. A policy is its classifier: an input is what it observes, a label the action that would have
-    been right, and the log-probability of the action is the log-likelihood of the label.
+    The policy is the classifier: an input is an observation, a label is the correct action, and the log-probability of
+    the action is the log-likelihood of the label.
     """
 
     examples: Examples
@@ -35,9 +35,9 @@ class Classification(DataTask):
     def __check_init__(self) -> None:
         for name, part in (("examples", self.examples), ("test", self.test)):
             if len(part.inputs) != len(part.labels) or not len(part.labels):
-                raise UserError(f"{name}: there must be as many labels as inputs, and at least one of each")
+                raise UserError(f"{name}: expected as many labels as inputs, and at least one of each")
             if np.min(part.labels) < 0 or np.max(part.labels) >= self.actions:
-                raise UserError(f"{name}: labels must be from 0 to {self.actions - 1}, the number of classes less one")
+                raise UserError(f"{name}: labels must be from 0 to {self.actions - 1}, for {self.actions} classes")
 
     @property
     def observation_size(self) -> int:
@@ -58,18 +58,18 @@ def classification(
     test_examples: int = 200,
     seed: int = 0,
 ) -> Fleet:
-    """Gaussian classes around prototypes that all agents share; an agent has some of the classes, under its own names.
+    """Gaussian classes around shared prototypes; each agent has some of the classes, under labels of its own.
 
-    Prototypes are standard normal in `informative` directions that are hidden among the features by a rotation, with
-    `noise` around them; in all other directions is nothing but a `distraction`. `heterogeneity` is the share of the
-    labels that each agent permutes: at 0 agents agree on all names, at 1 what an example is called says nothing about
-    what another agent calls it, so that one classifier for all is a guess.
+    Prototypes are standard normal in `informative` directions, which a random rotation hides among the features.
+    Examples deviate from them by Gaussian `noise`; the other directions are Gaussian with deviation `distraction` and
+    carry no information. `heterogeneity` is the share of the labels that each agent permutes: at 0 all agents agree on
+    the labels, at 1 an agent's labels say nothing about another's, so that a single shared classifier can only guess.
     """
     check_sizes(agents, classes, classes_per_agent, features, informative, examples, test_examples)
     if held_out < 0 or seed < 0:
         raise UserError(f"classification: held_out and seed must be >= 0; they are {held_out} and {seed}")
     if not 0 <= heterogeneity <= 1 or not 0 <= noise < float("inf") or not 0 <= distraction < float("inf"):
-        raise UserError("classification: heterogeneity must lie in [0, 1], noise and distraction be finite and >= 0")
+        raise UserError("classification: expected heterogeneity in [0, 1], and noise and distraction finite and >= 0")
     rng = np.random.default_rng(seed)
     prototypes = rng.normal(size=(classes, informative))
     rotation = np.linalg.qr(rng.normal(size=(features, features)))[0]
@@ -86,14 +86,14 @@ def classification(
 
 
 def renamed(rng: np.random.Generator, classes: int, heterogeneity: float) -> Integer[np.ndarray, " k"]:
-    """What an agent calls each class: a share of the names changed hands."""
+    """Draw an agent's label of each class: a share of the labels is permuted."""
     names, changed = np.arange(classes), rng.permutation(classes)[: round(heterogeneity * classes)]
     names[changed] = rng.permutation(changed)
     return names
 
 
 def drawn(rng: np.random.Generator, world: Any, own: np.ndarray, names: np.ndarray, n: int) -> Examples:
-    """Examples of an agent's own classes, all equally likely."""
+    """Draw n examples, uniformly from an agent's own classes."""
     prototypes, rotation, noise, distraction = world
     kinds = rng.choice(own, size=n)
     signal = prototypes[kinds] + noise * rng.normal(size=(n, prototypes.shape[1]))
@@ -105,7 +105,7 @@ def drawn(rng: np.random.Generator, world: Any, own: np.ndarray, names: np.ndarr
 def check_sizes(
     agents: int, classes: int, classes_per_agent: int, features: int, informative: int, examples: int, test: int
 ) -> None:
-    """Refuse numbers of agents, classes, features and examples that make no fleet."""
+    """Check that the numbers of agents, classes, features and examples are in range."""
     named = {"agents": agents, "classes": classes, "features": features, "examples": examples, "test_examples": test}
     for name, count in named.items():
         least = 2 if name == "classes" else 1

@@ -1,4 +1,4 @@
-"""The paper's tabular family: one grid, one goal cell per agent (Appendix C.1)."""
+"""The tabular family of the paper: one grid, one goal cell per agent (Appendix C.1)."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def gridworld(
 
 
 def default_goals(width: int) -> tuple[Cell, ...]:
-    """Corners, then edge midpoints, each once (the smallest grids have fewer than eight)."""
+    """Return the corners, then the edge midpoints, without duplicates (small grids have fewer than eight)."""
     end, middle = width - 1, width // 2
     corners = (0, 0), (0, end), (end, 0), (end, end)
     midpoints = (0, middle), (middle, 0), (middle, end), (end, middle)
@@ -45,7 +45,7 @@ def default_goals(width: int) -> tuple[Cell, ...]:
 
 
 def grid_moves(height: int, width: int) -> np.ndarray:
-    """The cell that each move leads to from each cell, [S, A]; a move off the grid stays."""
+    """Return the cell that each move leads to, [S, A]; a move off the grid stays in place."""
     row, column = np.divmod(np.arange(height * width), width)
     rows = np.clip(row[:, None] + [dr for dr, _ in MOVES], 0, height - 1)
     columns = np.clip(column[:, None] + [dc for _, dc in MOVES], 0, width - 1)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.noise import standard_normal
+from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
@@ -28,8 +28,8 @@ RANGES = {"perturbation": (0.0, 1.0)}
 class LinearQuadratic(Task):
     """x' = A x + B u + w with reward -(x^T Q x + u^T R u); x_0 ~ N(0, I) and w ~ N(0, process_noise^2 I).
 
-    The infinite-horizon problem of the literature is cut off after H + 1 decisions; `exact_lqr.py` has the whole one.
-    Unlike other tasks it may be undiscounted: what stabilizes a system has a finite cost without.
+    The infinite-horizon problem of the literature is truncated after H + 1 decisions; `exact/lqr.py` solves the whole
+    problem. Unlike other tasks it may be undiscounted, since a stabilizing gain has a finite cost without discount.
     """
 
     A: Float[Array, "*agents n n"]
@@ -79,13 +79,13 @@ class LinearQuadratic(Task):
         return (after + self.process_noise * standard_normal(u) if self.process_noise else after), -cost, False
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The undiscounted return, and how far from the origin the last decision was taken."""
+        """The undiscounted return, and the distance from the origin at the last decision."""
         last = jnp.sqrt(jnp.sum(episode.obs[-1] ** 2))
         return {"score": jnp.sum(episode.reward * episode.mask), "distance": last}
 
 
 def times(matrix: Float[Array, "k n"], x: Vector) -> Float[Array, " k"]:
-    """A matrix times a vector; by sums on GPUs, whose products round to ten bits."""
+    """Multiply a matrix and a vector; by sums on GPUs, whose matrix products round to ten bits."""
     return matrix @ x if jax.default_backend() == "cpu" else jnp.sum(matrix * x, axis=-1)
 
 
@@ -102,8 +102,8 @@ def lqr(
 ) -> Fleet:
     """The literature's systems: A_i = A_0 + epsilon u_i V and B_i = I + epsilon u_i U with Q = 2 I and R = I / 2.
 
-    u_i ~ U[0, 1] is the agent's `perturbation`. Both matrices move together, as in the code of FedLQR: the usual start,
-    the gain 1.62 I, then stabilizes every system for epsilon up to 0.5. It does not where A moves alone
+    u_i ~ U[0, 1] is the agent's `perturbation`. Both matrices vary together, as in the code of FedLQR: then the usual
+    initial gain 1.62 I stabilizes every system for epsilon up to 0.5. It does not where A varies alone
     (`input_epsilon = 0`).
     """
     for name, value in (("epsilon", epsilon), ("input_epsilon", input_epsilon or 0.0)):
@@ -121,7 +121,7 @@ def lqr(
 
 
 def check(A: np.ndarray, B: np.ndarray, Q: np.ndarray, R: np.ndarray) -> None:  # noqa: N803
-    """Refuse matrices that make no linear-quadratic problem, of one system."""
+    """Check the matrices of one system: shapes, finite entries, definiteness."""
     n, m = B.shape if B.ndim == 2 else (0, 0)
     for name, x, shape in (("A", A, (n, n)), ("B", B, (n, m)), ("Q", Q, (n, n)), ("R", R, (m, m))):
         if x.shape != shape or not x.size:

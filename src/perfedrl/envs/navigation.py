@@ -1,6 +1,6 @@
-"""Navigation in the plane: agents that differ in their goal.
+"""Navigation in the plane: agents differ in their goal.
 
-Two kinds. `Navigation` is the paper's neural family: compass moves in a box, reward while near the goal. In
+There are two kinds. `Navigation` is the paper's neural family: compass moves in a box, and a reward near the goal. In
 `PointNavigation`, the classic of the meta-RL literature, actions are velocities and the reward is minus the distance.
 """
 
@@ -65,22 +65,22 @@ class Navigation(Task):
         return jnp.clip(state + moves[action], -self.box, self.box), reward, False
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """Whether an episode enters the goal region at some step, and how far from the goal its last position is.
+        """Whether an episode enters the goal region, and the distance of its last position from the goal.
 
-        Positions are those that rewards are paid for, from the start to the one before the last move.
+        Positions are those at which decisions are made, from the start to the one before the last move.
         """
         return reach(distance(episode.obs, self.goal), episode, self.radius)
 
     def with_goal(self, goal: Sequence[float]) -> "Navigation":
-        """The same world with another goal."""
+        """Return the same task with another goal."""
         return with_goal(self, goal, self.box)
 
 
 class PointNavigation(Task):
-    """A point at the origin whose velocity is chosen, clipped to +-max_speed per axis; reward minus the distance.
+    """A point that starts at the origin; actions are velocities, clipped to +-max_speed per axis.
 
-    As in the meta-RL literature the reward is that of the position after the move, and the episode ends within
-    `stop_within` of the goal on both axes. `radius` only defines success.
+    As in the meta-RL literature the reward is minus the distance from the goal after the move, and the episode ends
+    within `stop_within` of the goal on both axes. `radius` only defines success.
     """
 
     goal: Float[Array, "*n 2"]
@@ -112,29 +112,29 @@ class PointNavigation(Task):
         return state, -distance(state, self.goal), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """Whether an episode comes within `radius` of the goal, how far from it it ends, and its undiscounted sum."""
+        """Whether an episode comes within `radius` of the goal, its final distance, and its undiscounted return."""
         score = jnp.sum(episode.reward * episode.mask)
         return {**reach(-episode.reward, episode, self.radius), "score": score}
 
     def with_goal(self, goal: Sequence[float]) -> "PointNavigation":
-        """The same world with another goal."""
+        """Return the same task with another goal."""
         return with_goal(self, goal, self.box)
 
 
 def distance(position: Float[Array, "*m 2"], goal: Float[Array, " 2"]) -> Float[Array, "*m"]:
-    """The Euclidean distance."""
+    """Return the Euclidean distance from the goal."""
     return jnp.sqrt(jnp.sum((position - jnp.asarray(goal, position.dtype)) ** 2, axis=-1))
 
 
 def reach(far: Float[Array, " T"], episode: Trajectory, radius: float) -> dict[str, Float[Array, ""]]:
-    """Success and final distance of one episode, from its distances to the goal step by step."""
+    """Return success and final distance of one episode, from its distances to the goal at every step."""
     inside = (far <= radius) & (episode.mask > 0)
     last = jnp.sum(episode.mask).astype(jnp.int32) - 1
     return {"success": jnp.any(inside).astype(far.dtype), "distance": far[last]}
 
 
 def first_reach(paths: Float[np.ndarray, "m T 2"], goal: Float[np.ndarray, " 2"], radius: float) -> np.ndarray:
-    """The step at which each recorded path first is in the goal region; its length if it never is."""
+    """Return the step at which each recorded path first enters the goal region; its length if it never does."""
     inside = np.linalg.norm(paths - goal, axis=-1) <= radius
     return np.where(inside.any(axis=1), inside.argmax(axis=1), inside.shape[1])
 
@@ -163,7 +163,7 @@ def arc(
 ) -> Fleet:
     """The paper's neural family: goals on an arc of a circle, at even angles on [-span, span] or at given ones.
 
-    Held-out goals lie at midpoints between training goals, evenly chosen: of the five midpoints of six goals, three are
+    Held-out goals are evenly chosen midpoints between training goals: three out of the five midpoints of six goals are
     the first, the third and the fifth.
     """
     evenly = lambda n: np.linspace(-span, span, n) if n > 1 else np.zeros(n)  # noqa: E731
@@ -178,7 +178,7 @@ def circle(
     horizon: int = 20,
     discount: float = 0.9,
 ) -> Fleet:
-    """Goals on the whole circle: agents share little, since no one direction is right for two of them."""
+    """Goals on the whole circle: agents share little, since no direction is right for two of them."""
     evenly = lambda n: 2 * np.pi * np.arange(n) / max(n, 1)  # noqa: E731
     trained, tried = angles(goals, held_out, evenly, lambda at: at + np.diff(at, append=at[0] + 2 * np.pi) / 2)
     return navigation(on_circle(trained, radius), on_circle(tried, radius), horizon, discount)
@@ -192,7 +192,7 @@ def point_navigation(
     discount: float = 0.99,
     max_speed: float = 0.1,
 ) -> Fleet:
-    """The meta-RL literature's 2-D navigation: goals uniform on [-0.5, 0.5]^2, velocities, minus the distance."""
+    """The 2-D navigation of the meta-RL literature: goals uniform on [-0.5, 0.5]^2, actions are velocities."""
     if agents < 1 or held_out < 0:
         raise UserError(f"point-navigation needs agents >= 1 and held_out >= 0; they are {agents} and {held_out}")
     goals = np.random.default_rng(seed).uniform(-0.5, 0.5, (agents + held_out, 2))
@@ -206,7 +206,7 @@ def angles(
     evenly: Callable[[int], np.ndarray],
     midpoints: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The angles of training and held-out goals, where a number stands for evenly spaced ones."""
+    """Return the angles of training and held-out goals; a number stands for evenly spaced ones."""
     if isinstance(goals, int) and goals < 1:
         raise UserError(f"a fleet needs at least one goal; goals is {goals}")
     trained = evenly(goals) if isinstance(goals, int) else np.asarray(goals, dtype=float)
@@ -221,24 +221,27 @@ def angles(
 
 
 def on_circle(at: np.ndarray, radius: float) -> list[Point]:
+    """Return the points of a circle around the origin at the given angles."""
     return [(float(radius * np.cos(a)), float(radius * np.sin(a))) for a in at]
 
 
 def with_goal(task: Any, goal: Sequence[float], box: float) -> Any:
+    """Return a task with another goal, which must lie in the box."""
     point = np.asarray(goal, dtype=float)
     if point.shape != (2,):
-        raise UserError(f"a goal is two numbers X,Y; this one has {point.size}")
+        raise UserError(f"a goal is two numbers X,Y; got {point.size}")
     check_goal(point, box)
     return eqx.tree_at(lambda t: t.goal, task, point)
 
 
 def check_goal(goal: Any, box: float) -> None:
-    """Refuse a goal outside the box; what is traced or stacked has been checked before."""
+    """Reject a goal outside the box; traced goals were checked before tracing."""
     if isinstance(goal, np.ndarray) and not (np.isfinite(goal).all() and (np.abs(goal) <= box).all()):
         raise UserError(f"the goal {goal.tolist()} lies outside the box [-{box:g}, {box:g}]^2")
 
 
 def check_positive(**values: float) -> None:
+    """Check that settings are finite and positive."""
     for name, value in values.items():
         if not 0 < value < float("inf"):
             raise UserError(f"{name} must be a finite number > 0; it is {value}")

@@ -1,4 +1,4 @@
-"""Random MDPs at a chosen level of heterogeneity, as the federated-RL literature measures on."""
+"""Random MDPs with a chosen level of heterogeneity, as in the federated-RL literature."""
 
 import numpy as np
 
@@ -20,8 +20,8 @@ def random_mdps(
 ) -> Fleet:
     """Agents with kernels P_i = (1 - eps) P_0 + eps P_i', eps the heterogeneity, rows uniform on the simplex.
 
-    Rewards r ~ U[0, 1] are common to all agents unless `reward_heterogeneity` mixes in the agents' own in the same
-    way; the start is uniform.
+    Rewards r ~ U[0, 1] are common to all agents unless `reward_heterogeneity` mixes in rewards of each agent's own in
+    the same way; the start is uniform.
     """
     if min(agents, states, actions) < 1 or min(held_out, seed) < 0:
         raise UserError("random-mdps needs agents, states and actions >= 1, held_out >= 0 and seed >= 0")
@@ -43,7 +43,7 @@ def random_mdps(
 
 
 def mix(common: np.ndarray, own: np.ndarray, heterogeneity: float) -> np.ndarray:
-    """(1 - eps) common + eps own: eps = 0 makes the agents equal, eps = 1 unrelated."""
+    """Return (1 - eps) common + eps own: eps = 0 makes agents equal, eps = 1 unrelated."""
     if not 0 <= heterogeneity <= 1:
         raise UserError(f"heterogeneity must lie in [0, 1]; it is {heterogeneity}")
     return (1 - heterogeneity) * common + heterogeneity * own

@@ -1,4 +1,4 @@
-"""Any finite MDP, given as arrays."""
+"""Finite MDPs, given as arrays."""
 
 import equinox as eqx
 import jax
@@ -7,27 +7,19 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from perfedrl.envs.base import Task, check_episode
+from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise
 
 TOLERANCE = 1e-6
-"""How far a distribution's sum may be from 1: float32 input passes, a forgotten entry does not."""
-
-
-def inverse_cdf(p: Float[Array, " k"], u: Float[Array, ""]) -> Int[Array, ""]:
-    """Draw an index from the distribution p by inverse transform of one uniform u in [0, 1).
-
-    Scaling u by the realized sum instead of assuming 1 keeps entries of probability 0 unreachable in any precision.
-    """
-    cdf = jnp.cumsum(p)
-    return jnp.sum(u * cdf[-1] >= cdf[:-1]).astype(jnp.int32)
+"""Largest accepted distance of a distribution's sum from 1; float32 input passes, a forgotten entry does not."""
 
 
 class TabularMDP(Task):
     """The finite MDP (P[S,A,S], r[S,A], mu[S]) with horizon H and discount gamma, Section 2.1.
 
-    Transitions are kept as lists of possible successors, padded to the longest list: lossless, and for a deterministic
-    world of S states S times smaller than P and free of random numbers. `P` rebuilds the array.
+    Transitions are stored as lists of possible successors, padded to the longest list. That is lossless, and for a
+    deterministic MDP of S states S times smaller than P and free of random numbers. `P` rebuilds the array.
     """
 
     successor: Int[Array, "*n S A K"]
@@ -47,6 +39,7 @@ class TabularMDP(Task):
 
     @property
     def states(self) -> int:
+        """Number of states."""
         return self.r.shape[-2]
 
     @property
@@ -60,7 +53,7 @@ class TabularMDP(Task):
 
     @property
     def P(self) -> Float[np.ndarray, "*n S A S"]:  # noqa: N802
-        """The transition kernel P[s, a, s'] as a dense array (also of a stacked fleet)."""
+        """The transition kernel P[s, a, s'] as a dense array, also of a stacked fleet."""
         successor, probability = np.asarray(self.successor), np.asarray(self.probability)
         dense = np.zeros((*self.r.shape, self.states), probability.dtype)
         flat, rows = dense.reshape(-1, self.states), np.arange(self.r.size)[:, None]
@@ -86,20 +79,20 @@ class TabularMDP(Task):
         return jnp.asarray(self.successor)[state, action, k], jnp.asarray(self.r)[state, action], False
 
     def backup(self, v: Float[Array, " S"]) -> Float[Array, "S A"]:
-        """E[v(s') | s, a] for every pair: one application of the transition kernel."""
+        """Return E[v(s') | s, a] for every pair: one application of the transition kernel."""
         return jnp.sum(jnp.asarray(self.probability) * v[self.successor], axis=-1)
 
 
 def as_array(name: str, x) -> np.ndarray:
-    """The array that a user gave, in float64."""
+    """Convert a user's array to float64."""
     try:
         return np.asarray(x, dtype=np.float64)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{name} must be a full array of numbers; the given one is ragged or not numeric") from error
+        raise UserError(f"{name} must be a full array of numbers; got one that is ragged or not numeric") from error
 
 
 def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noqa: N803
-    """Raise a `UserError` that names the first thing wrong with an MDP's arrays."""
+    """Check an MDP's arrays; the error names the first invalid entry."""
     who = "" if agent is None else f"agent {agent}: "
     if P.ndim != 3 or P.shape[0] != P.shape[2]:
         raise UserError(f"{who}P must have shape [S, A, S]; it has shape {list(P.shape)}")
@@ -125,9 +118,9 @@ def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noq
 
 
 def _normalized(p: np.ndarray) -> np.ndarray:
-    """Distributions that sum to 1 exactly where they did so to the tolerance: sampled and exact agents must agree.
+    """Normalize distributions to sum 1, so that sampled and exact agents agree.
 
-    Sums that are right to double precision are left alone, so that such input is kept to the last bit.
+    Distributions whose sum is 1 to double precision are returned unchanged, bit by bit.
     """
     total = p.sum(axis=-1, keepdims=True)
     return np.where(np.abs(total - 1) > 1e-12, p / total, p)
@@ -139,13 +132,13 @@ def _first(where: np.ndarray) -> str:
 
 def _successor_lists(P: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: N803
     width = int((P > 0).sum(-1).max())
-    # A stable sort on "impossible" moves the possible successors to the front in their own order.
+    # A stable sort by "impossible" moves the possible successors to the front and keeps their order.
     order = np.argsort(P <= 0, axis=-1, kind="stable")[..., :width]
     return order.astype(np.int32), np.take_along_axis(P, order, axis=-1)
 
 
 def widen(mdp: TabularMDP, width: int) -> TabularMDP:
-    """Pad the successor lists with impossible successors, so that MDPs of unlike sparsity stack."""
+    """Pad the successor lists with impossible successors, so that MDPs of different sparsity can be stacked."""
     pad = [(0, 0), (0, 0), (0, width - mdp.successor.shape[-1])]
     return eqx.tree_at(
         lambda m: (m.successor, m.probability),
@@ -155,5 +148,5 @@ def widen(mdp: TabularMDP, width: int) -> TabularMDP:
 
 
 def unstack(mdps: TabularMDP) -> list[TabularMDP]:
-    """The MDPs of a stacked fleet, one by one."""
+    """Split a stacked fleet into its MDPs."""
     return [jax.tree.map(lambda x, i=i: x[i], mdps) for i in range(len(mdps.mu))]

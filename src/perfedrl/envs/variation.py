@@ -1,12 +1,12 @@
-"""How the agents of one fleet differ: which parameters vary, and which value each agent gets.
+"""Variation within a fleet: which parameters vary, and which value each agent gets.
 
-Written the same way for every family, in Python and in a config:
+The notation is the same for every family, in Python and in a config:
 
 - `length = [0.1, 0.9]`, or `{uniform = [0.1, 0.9]}`: every agent draws its own value;
-- `length = {list = [0.1, 0.5, 0.9]}`, or three values and more: agents get them in a random order, training agents
-  first, and take turns where there are more agents than values;
-- `length = {train = [0.1, 0.9], held_out = [0.5]}`: every agent's value, one by one;
-- `vary = "length"`, or a list of names: each in the range that the literature uses, where the family knows one.
+- `length = {list = [0.1, 0.5, 0.9]}`, or three values and more: values are assigned in a random order, to training
+  agents first, and repeat where there are more agents than values;
+- `length = {train = [0.1, 0.9], held_out = [0.5]}`: the value of every agent;
+- `vary = "length"`, or a list of names: each in the usual range of the literature, where the family has one.
 """
 
 import numbers
@@ -19,10 +19,10 @@ import numpy as np
 from perfedrl.errors import UserError, nearest
 
 Vary = str | Sequence[str] | Mapping[str, Any]
-"""What varies: names, or names with how."""
+"""The parameters that vary: their names, or a table from names to variations."""
 
 Values = dict[str, Any]
-"""One agent's parameters that differ from others'."""
+"""The varying parameters of one agent."""
 
 FORMS = "a range [low, high], {uniform = [low, high]}, {list = [...]} or {train = [...], held_out = [...]}"
 
@@ -42,10 +42,10 @@ def vary_agents(
     known: Iterable[str] | None = None,
     ranges: Mapping[str, Any] | None = None,
 ) -> Split:
-    """Every agent's values of what varies; held-out agents are like no training agent and no other held-out one.
+    """Draw every agent's values; a held-out agent equals no training agent and no other held-out agent.
 
-    `known` are the parameters that the family has, where that is known before it is built; `ranges` how they vary where
-    only their names are given.
+    `known` are the family's parameters, where they are known before it is built; `ranges` are the variations for which
+    a name alone stands.
     """
     if agents < 1 or held_out < 0:
         raise UserError(f"a fleet needs agents >= 1 and held_out >= 0; they are {agents} and {held_out}")
@@ -60,7 +60,7 @@ def vary_agents(
 
 
 def usual(vary: Vary, ranges: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What varies and how, where names alone stand for the usual ranges."""
+    """Expand names alone to their usual ranges."""
     if isinstance(vary, Mapping):
         return vary
     names = [vary] if isinstance(vary, str) else list(vary)
@@ -71,9 +71,9 @@ def usual(vary: Vary, ranges: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def draw(name: str, how: Any, agents: int, held_out: int, seed: int) -> list[Any]:
-    """One parameter's value for every agent, training agents first.
+    """Draw one parameter's value for every agent, training agents first.
 
-    Each parameter has its own random numbers, so that one more that varies changes nothing about the others.
+    Each parameter has random numbers of its own, so that varying another one does not change its values.
     """
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     kind, content = form(name, how)
@@ -91,7 +91,7 @@ def draw(name: str, how: Any, agents: int, held_out: int, seed: int) -> list[Any
 
 
 def form(name: str, how: Any) -> tuple[str, Any]:
-    """The kind of variation and its content, checked."""
+    """Parse a variation: its kind and its content."""
     if isinstance(how, Mapping):
         if set(how) in ({"train"}, {"train", "held_out"}):
             table = {"train": how["train"], "held_out": how.get("held_out", ())}
@@ -107,6 +107,7 @@ def form(name: str, how: Any) -> tuple[str, Any]:
 
 
 def bounds(name: str, content: Any) -> tuple[float, float]:
+    """Parse a range [low, high]."""
     number = lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool) and np.isfinite(float(x))  # noqa: E731
     pair = isinstance(content, Sequence) and len(content) == 2 and all(number(x) for x in content)
     if not pair or not content[0] < content[1]:
@@ -115,17 +116,18 @@ def bounds(name: str, content: Any) -> tuple[float, float]:
 
 
 def distinct(name: str, content: Any) -> list[Any]:
+    """Parse a list of values and drop duplicates."""
     if not isinstance(content, Sequence) or isinstance(content, str) or not content:
         raise UserError(f"vary: {name} needs a list of values; it has {content!r}")
     return list({repr(x): x for x in content}.values())
 
 
 def check_distinct(train: list[Values], held_out: list[Values]) -> None:
-    """Refuse held-out agents that are not unseen."""
+    """Reject held-out agents that equal a training agent or each other."""
     seen, unseen = {repr(x) for x in train}, {repr(x) for x in held_out}
     left = len(unseen - seen)
     if left < len(held_out):
         raise UserError(
             f"held_out asks for {len(held_out)} agents unlike all others, and {left} distinct tasks are left when "
-            f"{len(train)} agents train: vary more, or hold out fewer"
+            f"{len(train)} agents train: vary more parameters, or hold out fewer agents"
         )

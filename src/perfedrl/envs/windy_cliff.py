@@ -1,4 +1,4 @@
-"""Cliff walk in wind, the second tabular family of the federated-RL literature: agents differ in the wind."""
+"""Cliff walking in wind, the second tabular family of the federated-RL literature: agents differ in the wind."""
 
 from collections.abc import Sequence
 
@@ -21,9 +21,9 @@ def windy_cliff(
 ) -> Fleet:
     """Walk along a cliff, from the lower left to the lower right corner of a width x width grid.
 
-    With probability theta (the agent's wind) the wind moves the walker one cell down instead of where it wants. The
-    cells between start and goal are the cliff: who falls pays 1 and is back at the start. Each step costs 0.01; every
-    step spent in the goal, which is never left, earns 1.
+    With probability theta (the agent's wind) the wind moves the walker one cell down instead of in the chosen
+    direction. The cells between start and goal are the cliff: a fall costs 1 and leads back to the start. Each step
+    costs 0.01; every step in the goal, which is never left, earns 1.
     """
     if width < 3:
         raise UserError(f"a windy cliff needs width >= 3; it is {width}")

@@ -1,4 +1,4 @@
-"""Policy classes: stochastic, differentiable, parameters a pytree. One file per kind, one registry line each."""
+"""Policies: stochastic and differentiable, with pytrees of parameters. A new kind is a file and a registry entry."""
 
 from perfedrl.policies.actor_critic import ActorCritic, actor_critic
 from perfedrl.policies.base import Policy, TablePolicy

@@ -1,4 +1,4 @@
-"""A policy with a value network beside it, learned along and averaged with it."""
+"""A policy with a value network, which is trained and averaged together with it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from perfedrl.types import Array, Noise, Params, Trajectory
 
 
 class ActorCritic(Policy):
-    """Parameters are {"actor": the policy's, "critic": a value network's}, and gradients have both parts.
+    """A policy and its critic. Parameters are {"actor": the policy's, "critic": the value network's}.
 
-    The critic sees the observation and the share of the horizon that is left, and says which share of the largest
-    reward-to-go the policy gets from there. It climbs along with the policy, on minus `rate` times half its squared
-    error: in training, in adaptation and at deployment. As a baseline it comes from before the batch that it is
-    subtracted from, so no estimate becomes biased by it.
+    The critic's inputs are the observation and the remaining share of the horizon; its output is the reward-to-go of
+    the policy as a share of the largest possible one. It is trained by the same steps as the policy (in training, in
+    adaptation and at deployment), which maximize minus `rate` times half its mean squared error. As a baseline it does
+    not depend on the batch it is subtracted from, and so estimates stay unbiased.
     """
 
     actor: Any
@@ -73,14 +73,14 @@ class ActorCritic(Policy):
         return self.actor.log_prob(params["actor"], obs, action)
 
     def values(self, params: Params, batch: Trajectory) -> Float[Array, "m T"]:
-        """What the critic says of every state that a batch visited."""
+        """Return the critic's values of all states that a batch visited."""
         m, T = batch.reward.shape
         left = jnp.broadcast_to(1 - jnp.arange(T, dtype=batch.reward.dtype) / T, (m, T))
         value = lambda obs, left: forward(params["critic"], jnp.append(obs, left))[0]  # noqa: E731
         return jax.vmap(jax.vmap(value))(batch.obs, left)
 
     def value_fit(self, params: Params, batch: Trajectory, target: Float[Array, "m T"]) -> Float[Array, ""]:
-        """Minus `rate` times half the critic's mean squared error on a batch."""
+        """Return minus `rate` times half the critic's mean squared error on a batch."""
         error = (self.values(params, batch) - target) * batch.mask
         return -0.5 * self.rate * jnp.sum(error**2) / target.size
 

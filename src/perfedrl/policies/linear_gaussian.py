@@ -8,21 +8,21 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.envs import Fleet
-from perfedrl.envs.noise import standard_normal
+from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Policy
 from perfedrl.policies.mlp import observation_size, times
 from perfedrl.types import Array, Noise, Params
 
 GAIN = 1.62
-"""K_0 = 1.62 I, where the federated LQR literature starts."""
+"""K_0 = 1.62 I, the initial gain of the federated LQR literature."""
 
 
 class LinearGaussian(Policy):
     """u = -K x + std z. Parameters are the gain K[m, n] and, where `learn_std`, the logarithms of the deviations.
 
-    `gain` is where K starts. Without exploration, std = 0, there is no density to differentiate: such a policy is for
-    exact and zeroth-order gradients.
+    `gain` is the initial K. Without exploration, std = 0, there is no density to differentiate: such a policy works
+    with exact and zeroth-order gradients only.
     """
 
     gain: Float[Array, "m n"]
@@ -53,11 +53,13 @@ class LinearGaussian(Policy):
         return {"gain": gain, "log_std": jnp.full(self.action_size, np.log(self.std), float)}
 
     def mean(self, params: Params, obs: Float[Array, " n"]) -> Float[Array, " m"]:
-        if np.shape(obs) != self.gain.shape[1:]:  # a product would broadcast, and hide it
+        """Return the mean action -K x."""
+        if np.shape(obs) != self.gain.shape[1:]:  # a product would broadcast
             raise ValueError(f"the gain takes states of length {self.gain.shape[1]}, not of shape {np.shape(obs)}")
         return -times(obs, params["gain"].T)
 
     def deviation(self, params: Params) -> Float[Array, " m"]:
+        """Return the standard deviations of the actions."""
         return jnp.exp(params["log_std"]) if self.learn_std else jnp.full(self.action_size, self.std, float)
 
     def sample(self, params: Params, obs: Float[Array, " n"], u: Noise) -> Float[Array, " m"]:
@@ -66,12 +68,12 @@ class LinearGaussian(Policy):
 
     def log_prob(self, params: Params, obs: Float[Array, " n"], action: Float[Array, " m"]) -> Float[Array, ""]:
         if not self.std:
-            raise UserError("a policy with std = 0 has no score: give it a std > 0, or use zeroth-order gradients")
+            raise UserError("a policy with std = 0 has no score: set std > 0, or use zeroth-order gradients")
         std = self.deviation(params)
         return -jnp.sum(0.5 * ((action - self.mean(params, obs)) / std) ** 2 + jnp.log(std) + 0.5 * np.log(2 * np.pi))
 
     def entropy(self, params: Params, obs: Float[Array, " n"]) -> Float[Array, ""]:
-        """How undecided the policy is, the same at every state."""
+        """The entropy of the Gaussian, the same at every state."""
         if not self.std:
             raise UserError("a policy with std = 0 has no entropy that could be rewarded: set entropy = 0")
         return jnp.sum(jnp.log(self.deviation(params)) + 0.5 * np.log(2 * np.pi * np.e))

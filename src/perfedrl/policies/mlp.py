@@ -11,15 +11,14 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from scipy.special import ndtri
 
 from perfedrl.envs import Fleet
-from perfedrl.envs.noise import standard_normal
-from perfedrl.envs.tabular import inverse_cdf
+from perfedrl.envs.inverse_transform import inverse_cdf, standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.regularity import softmax_of_network
 from perfedrl.types import Array, Noise, Params
 
 LAST_SCALE = 0.1
-"""Standard deviation of the last layer's weights at the start: nearly indifferent between actions."""
+"""Initial standard deviation of the last layer's weights: the first policy is nearly uniform over actions."""
 
 WIDEST = 65_536
 
@@ -52,11 +51,11 @@ class MLPSoftmax(Policy):
 
     def log_prob(self, params: Params, obs: Float[Array, " d"], action: Int[Array, ""]) -> Float[Array, ""]:
         logp = jax.nn.log_softmax(forward(params, obs))
-        # A mask instead of a look-up: its gradient is no scatter, which would be slow and, on GPUs, in any order.
+        # A mask instead of a look-up: the gradient of a look-up is a scatter, slow and, on GPUs, nondeterministic.
         return jnp.sum(jnp.where(jnp.arange(self.widths[-1]) == action, logp, 0))
 
     def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
-        """How undecided the policy is at an observation."""
+        """The entropy of the action distribution."""
         logp = jax.nn.log_softmax(forward(params, obs))
         return -jnp.sum(jnp.exp(logp) * logp)
 
@@ -72,7 +71,7 @@ class MLPSoftmax(Policy):
 class MLPFactored(Policy):
     """Independent softmaxes over the outputs of one MLP, for actions of several discrete components.
 
-    `actions` says how many choices each component has; the network has an output for each of them.
+    `actions` has the number of choices of each component; the network has one output for each choice.
     """
 
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
@@ -99,7 +98,7 @@ class MLPFactored(Policy):
         return sum((jnp.sum(jnp.where(jnp.arange(x.size) == a, x, 0)) for x, a in zip(logp, action)), jnp.zeros(()))  # noqa: B905
 
     def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
-        """How undecided the policy is at an observation, over all components."""
+        """The entropy of the action distribution, the sum over components."""
         logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
         return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
 
@@ -115,8 +114,8 @@ class MLPFactored(Policy):
 class GaussianMLP(Policy):
     """Independent Gaussian actions around the outputs of an MLP, with learned standard deviations.
 
-    `widths` runs from the observation's size to the number of action components; `last_scale` is the standard deviation
-    of the last layer's weights at the start.
+    `widths` runs from the observation's size to the number of action components; `last_scale` is the initial standard
+    deviation of the last layer's weights.
     """
 
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
@@ -150,7 +149,7 @@ class GaussianMLP(Policy):
         return -jnp.sum(0.5 * z**2 + params["log_std"] + 0.5 * np.log(2 * np.pi))
 
     def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
-        """How undecided the policy is, the same at every observation."""
+        """The entropy of the Gaussian, the same at every observation."""
         return jnp.sum(params["log_std"] + 0.5 * np.log(2 * np.pi * np.e))
 
     def in_numpy(self, params: Params) -> Decide:
@@ -159,8 +158,8 @@ class GaussianMLP(Policy):
 
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
-    """The network's outputs: tanh between layers, none after the last."""
-    if np.shape(x) != layers[0]["weight"].shape[:1]:  # a product would broadcast, and hide it
+    """Return the outputs of a network with tanh between layers and none after the last."""
+    if np.shape(x) != layers[0]["weight"].shape[:1]:  # a product would broadcast
         raise ValueError(f"the network takes vectors of length {len(layers[0]['weight'])}, not of shape {np.shape(x)}")
     for i, layer in enumerate(layers):
         x = times(jnp.tanh(x) if i else x, layer["weight"]) + layer["bias"]
@@ -168,16 +167,16 @@ def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
 
 
 def times(x: Float[Array, " d"], weight: Float[Array, "d k"]) -> Float[Array, " k"]:
-    """A vector times a matrix, by what is fast and exact where it runs.
+    """Multiply a vector and a matrix, in the way that is fast and reproducible on the backend.
 
-    CPUs take a product and a sum three times longer. On GPUs they are as fast as a matrix product, which would round to
-    ten bits there and pick its kernel, and so its last bits, by the number of seeds side by side.
+    On CPUs a product and a sum take three times longer than a matrix product. On GPUs they are as fast, while a matrix
+    product would round to ten bits and choose its kernel, and so its last bits, by the number of parallel seeds.
     """
     return x @ weight if jax.default_backend() == "cpu" else jnp.sum(x[:, None] * weight, axis=0)
 
 
 def init_layers(key: PRNGKeyArray, widths: Sequence[int], last_scale: float = LAST_SCALE) -> Params:
-    """Normal weights of variance 1 / (2 inputs), 0.5^2 for two inputs, and 0.1^2 in the last layer; zero biases."""
+    """Draw normal weights of variance 1 / (2 inputs), and `last_scale` ** 2 in the last layer; biases are zero."""
     layers = []
     for i, (inputs, outputs, k) in enumerate(
         zip(widths[:-1], widths[1:], jax.random.split(key, len(widths) - 1), strict=True)
@@ -188,12 +187,13 @@ def init_layers(key: PRNGKeyArray, widths: Sequence[int], last_scale: float = LA
 
 
 def check_widths(widths: Sequence[int]) -> None:
+    """Check that a network has at least two widths in range."""
     if len(widths) < 2 or any(not 1 <= width <= WIDEST for width in widths):
         raise UserError(f"an MLP needs at least two widths, each from 1 to {WIDEST}; they are {list(widths)}")
 
 
 def network(layers: Params) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n k"]]:
-    """A network's outputs for a batch of inputs."""
+    """Return a function that computes a network's outputs for a batch of inputs, in NumPy."""
     plain = jax.tree.map(np.asarray, layers)
 
     def outputs(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
@@ -205,20 +205,20 @@ def network(layers: Params) -> Callable[[Float[np.ndarray, "n d"]], Float[np.nda
 
 
 def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """A draw from each row's softmax by inverse transform."""
+    """Draw from the softmax of each row by inverse transform, in NumPy."""
     cdf = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
     return ((u * cdf[:, -1])[:, None] >= cdf[:, :-1]).sum(axis=1, dtype=np.int32)
 
 
 def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """Standard normal draws by inverse transform."""
+    """Draw standard normal numbers by inverse transform, in NumPy."""
     return ndtri(np.clip(u, EDGE, 1 - EDGE))
 
 
 def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored:
-    """A softmax MLP with tanh units for observations that are vectors and finitely many actions.
+    """A softmax MLP with tanh units, for vectors as observations and finitely many actions.
 
-    Where an action has several components, there is a softmax for each.
+    An action of several components has a softmax for each.
     """
     actions = fleet.train.actions
     if not isinstance(actions, int | tuple):
@@ -232,7 +232,7 @@ def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored
 def gaussian_mlp(
     fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0, last_scale: float = LAST_SCALE
 ) -> GaussianMLP:
-    """A Gaussian around a tanh MLP, for actions that are vectors; `last_scale = 0` starts from actions around 0."""
+    """A Gaussian around a tanh MLP, for actions that are vectors; with `last_scale = 0` the initial mean is 0."""
     size = fleet.train.action_size
     if not isinstance(size, int):
         raise UserError("the policy 'gaussian-mlp' needs agents whose actions are vectors; for others there is 'mlp'")
@@ -240,7 +240,7 @@ def gaussian_mlp(
 
 
 def observation_size(fleet: Fleet, name: str) -> int:
-    """The length of an agent's observation."""
+    """Return the length of an agent's observation, for the policy `name`."""
     task: Any = fleet.task(0)
     if task.observation_size is not None:
         return task.observation_size

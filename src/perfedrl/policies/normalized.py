@@ -1,4 +1,4 @@
-"""A policy that sees normalized observations, and credits its decisions with normalized rewards."""
+"""Normalization of a policy's observations and rewards by running moments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,28 +16,30 @@ from perfedrl.policies.mlp import observation_size
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 NORMALIZER = "normalizer"
-"""What the statistics are called among the parameters; in it are "observations" and "rewards"."""
+"""The key of the moments among the parameters; under it are "observations" and "rewards"."""
 
 LARGEST = 10.0
-"""Observations further from their mean, in standard deviations, and returns larger than that count as so much."""
+"""Normalized observations and returns are clipped to [-LARGEST, LARGEST]."""
 
 SHARE = 1e-6
-"""Of a mean square: smaller variances are its rounding in single precision."""
+"""Smallest variance as a share of the mean square: smaller ones are rounding errors in single precision."""
 
 SMALLEST = 1e-8
-"""Of variances, and of the mean square of returns: where there was no reward yet, the first one is no explosion."""
+"""Smallest variance, and smallest mean square of returns: bounds the scale of the first reward after none."""
 
 
 class Normalized(Policy):
-    """Parameters are {"policy": the inner policy's, "normalizer": moments}, and gradients have both parts.
+    """A policy with normalized observations, rewards or both.
 
-    The moments are means over episodes of means over the episode's decisions: of each observation component and its
-    square, and of the squared reward-to-go. They are raw ones, so that their average over agents is what all agents'
-    episodes have together. They climb along on minus `rate` times half their squared distance from a batch's, in
-    training, in adaptation and at deployment: a step of size beta goes beta `rate` of the way. Nothing else moves them,
-    as scores and returns take them as given. They start at mean 0 and mean square 1.
+    Parameters are {"policy": the inner policy's, "normalizer": moments}. The moments are averages over episodes of the
+    averages over an episode's decisions: of each observation component and its square, and of the squared
+    reward-to-go. They are raw moments, so that their average over agents is the moment of all agents' episodes.
 
-    `size` is the number of observation components, None where observations are left as they are.
+    Moments are trained by the same steps as the policy (in training, in adaptation and at deployment), which maximize
+    minus `rate` times half their squared distance from those of a batch: a step of size beta moves them a share of
+    beta `rate` towards the batch's. Scores and returns treat them as constants. They start at mean 0 and mean square 1.
+
+    `size` is the number of observation components, None where observations are not normalized.
     """
 
     policy: Any
@@ -47,7 +49,7 @@ class Normalized(Policy):
 
     def __init__(self, policy: Any, size: int | None = None, rewards: bool = False, rate: float = 1.0):
         if size is None and not rewards:
-            raise UserError("a policy that normalizes neither observations nor rewards needs no normalization")
+            raise UserError("expected observations, rewards or both to be normalized; got neither")
         if not 0 < rate < float("inf"):
             raise UserError(f"the normalization's rate must be a finite number > 0; it is {rate}")
         self.policy, self.size, self.rewards, self.rate = policy, size, rewards, float(rate)
@@ -111,7 +113,7 @@ class Normalized(Policy):
         return self.policy.log_prob(params["policy"], self.seen(params, obs), action)
 
     def seen(self, params: Params, obs: PyTree[Array]) -> PyTree[Array]:
-        """Observations as the inner policy sees them, one or many: in standard deviations from their mean."""
+        """Normalize one or many observations: in standard deviations from their mean, clipped."""
         if self.size is None:
             return obs
         mean, std = self.mean_and_std(params)
@@ -128,19 +130,19 @@ class Normalized(Policy):
         return lambda obs, u: decide(np.clip((obs - mean) / std, -LARGEST, LARGEST), u)
 
     def mean_and_std(self, params: Params) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        """Of each observation component."""
+        """Return mean and standard deviation of each observation component."""
         mean, square = (jax.lax.stop_gradient(params[NORMALIZER]["observations"][name]) for name in ("mean", "square"))
         return mean, jnp.sqrt(jnp.maximum(square - mean**2, jnp.maximum(SHARE * square, SMALLEST)))
 
     def scaled(self, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Returns in units of their root mean square."""
+        """Return returns in units of their root mean square, clipped."""
         if not self.rewards:
             return returns
         square = jax.lax.stop_gradient(params[NORMALIZER]["rewards"]["square"][0])
         return jnp.clip(returns / jnp.sqrt(jnp.maximum(square, SMALLEST)), -LARGEST, LARGEST)
 
     def moments(self, batch: Trajectory, returns: Float[Array, "m T"]) -> Params:
-        """Those of a batch, whose returns are not normalized; an episode counts alike, however long it lasted."""
+        """Return the moments of a batch with unnormalized returns; episodes count equally, whatever their length."""
         share = batch.mask / jnp.maximum(jnp.sum(batch.mask, axis=-1, keepdims=True), 1) / len(batch.mask)
         found = {}
         if self.size is not None:
@@ -151,21 +153,21 @@ class Normalized(Policy):
         return found
 
     def moment_fit(self, params: Params, batch: Trajectory, returns: Float[Array, "m T"]) -> Float[Array, ""]:
-        """Minus `rate` times half the squared distance of the moments from a batch's."""
+        """Return minus `rate` times half the squared distance of the moments from those of a batch."""
         apart = lambda x, y: jnp.sum((x - y) ** 2)  # noqa: E731
         squares = jax.tree.map(apart, params[NORMALIZER], self.moments(batch, returns))
         return -0.5 * self.rate * jax.tree.reduce(jnp.add, squares)
 
 
 def normalized(fleet: Fleet, policy: Any, observations: bool, rewards: bool, rate: float) -> Normalized:
-    """The policy with normalized observations, normalized rewards or both; refused where there is nothing to scale."""
+    """Normalize a policy's observations, rewards or both; observations must be vectors."""
     size = None
     if observations:
         try:
             size = observation_size(fleet, "normalized")
         except UserError as error:
             raise UserError(
-                "observations that are normalized must be vectors of numbers, and this fleet's are not: "
+                "normalized observations must be vectors of numbers, and those of this fleet are not: "
                 'set observations = "none" under [normalization]'
             ) from error
     return Normalized(policy, size, rewards, rate)

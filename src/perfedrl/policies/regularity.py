@@ -1,8 +1,8 @@
 """The constants of Assumption 2 for a softmax over a tanh network, on a ball of parameters.
 
-A function's first three derivatives are bounded layer by layer: each line is the product or the chain rule with norms
-in place of tensors. Second and third derivatives are measured by the root of the sum of their squared entries, as the
-assumption asks, first derivatives by both that norm and the spectral one.
+The first three derivatives are bounded layer by layer: each line is the product rule or the chain rule with norms in
+place of tensors. Second and third derivatives are measured in the Frobenius norm, as in the assumption, first
+derivatives in both the Frobenius and the spectral norm.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TANH_2, TANH_3 = 4 / (3 * sqrt(3)), 2.0
 """The largest |tanh''| and |tanh'''|; |tanh'| <= 1."""
 
 SCORE, COVARIANCE, THIRD = sqrt(2), 0.5, sqrt(2)
-"""Of log softmax in its logits: |e_a - pi|, |diag(pi) - pi pi^T| and the norm of the third cumulant of a one-hot draw.
+"""Bounds for log softmax in its logits: |e_a - pi|, |diag(pi) - pi pi^T| and the third cumulant of a one-hot draw.
 
 The second is at most sqrt(s - s^2) with s = |pi|^2; the third at most E|x - pi|^3 <= sqrt(2) E|x - pi|^2 <= sqrt(2).
 """
@@ -30,7 +30,7 @@ class Jet(NamedTuple):
 
 
 def softmax_of_network(widths: Sequence[int], radius: float, observation: float) -> tuple[float, float, float]:
-    """(G, M, Lambda) on |theta| <= radius for |observation| <= observation."""
+    """Return (G, M, Lambda) on |theta| <= radius, for observations of norm at most `observation`."""
     x = Jet(observation, 0.0, 0.0, 0.0, 0.0)
     for i, outputs in enumerate(widths[1:]):
         x = affine(tanh(x, widths[i]) if i else x, outputs, radius)
@@ -41,7 +41,7 @@ def softmax_of_network(widths: Sequence[int], radius: float, observation: float)
 
 
 def affine(x: Jet, outputs: int, radius: float) -> Jet:
-    """X W + b, whose weights are parameters of their own: derivatives in W and in what x depends on are orthogonal."""
+    """Bound x W + b: W and b are parameters, orthogonal to those that x depends on."""
     own = x.value**2 + 1
     return Jet(
         value=radius * sqrt(own),
@@ -53,7 +53,7 @@ def affine(x: Jet, outputs: int, radius: float) -> Jet:
 
 
 def tanh(x: Jet, width: int) -> Jet:
-    """Tanh of every component."""
+    """Bound the tanh of every component."""
     return Jet(
         value=min(x.value, sqrt(width)),
         spectral=x.spectral,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from perfedrl.envs import Fleet, TabularMDP
-from perfedrl.envs.tabular import inverse_cdf
+from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.policies.base import TablePolicy
 from perfedrl.types import Array, Noise
@@ -26,11 +26,11 @@ class TableSoftmax(TablePolicy):
     """The constants of Assumption 2, from Example 1 with B = 1."""
 
     def init(self, key: PRNGKeyArray | None = None) -> Float[Array, "S A"]:
-        """The uniform policy, whatever the key."""
+        """Return the parameters of the uniform policy, for any key."""
         return jnp.zeros((self.states, self.actions))
 
-    # Both functions below work on the whole table and then pick one entry: under vmap over decisions the table is
-    # computed once, so that a decision costs one look-up.
+    # `sample` and `log_prob` compute the whole table and pick one entry: under vmap over decisions the table is
+    # computed once, and a decision costs one look-up.
     def sample(self, params: Float[Array, "S A"], obs: Int[Array, ""], u: Noise) -> Int[Array, ""]:
         return inverse_cdf(self.probabilities(params)[obs], u[0])
 
@@ -38,7 +38,7 @@ class TableSoftmax(TablePolicy):
         return jax.nn.log_softmax(params)[obs, action]
 
     def entropy(self, params: Float[Array, "S A"], obs: Int[Array, ""]) -> Float[Array, ""]:
-        """How undecided the policy is in a state."""
+        """The entropy of the action distribution in a state."""
         return entropies(jax.nn.log_softmax(params))[obs]
 
     def probabilities(self, params: Float[Array, "S A"]) -> Float[Array, "S A"]:
@@ -46,7 +46,7 @@ class TableSoftmax(TablePolicy):
 
 
 def entropies(logp: Float[Array, "S A"]) -> Float[Array, " S"]:
-    """Of each row of a table of log-probabilities."""
+    """Return the entropy of each row of a table of log-probabilities."""
     return -jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
@@ -86,7 +86,7 @@ class LogLinearSoftmax(TablePolicy):
         return 8 * self.B**3
 
     def init(self, key: PRNGKeyArray | None = None) -> Float[Array, " d"]:
-        """The uniform policy, whatever the key."""
+        """Return the parameters of the uniform policy, for any key."""
         return jnp.zeros(self.features.shape[-1])
 
     def sample(self, params: Float[Array, " d"], obs: Int[Array, ""], u: Noise) -> Int[Array, ""]:
@@ -96,14 +96,14 @@ class LogLinearSoftmax(TablePolicy):
         return jax.nn.log_softmax(self._logits(params))[obs, action]
 
     def entropy(self, params: Float[Array, " d"], obs: Int[Array, ""]) -> Float[Array, ""]:
-        """How undecided the policy is in a state."""
+        """The entropy of the action distribution in a state."""
         return entropies(jax.nn.log_softmax(self._logits(params)))[obs]
 
     def probabilities(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
         return jax.nn.softmax(self._logits(params))
 
     def _logits(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
-        # A product and a sum, not a dot: its result does not depend on how many agents and seeds run side by side.
+        # A product and a sum instead of a dot product: the bits do not depend on the number of agents and seeds.
         return jnp.sum(jnp.asarray(self.features, params.dtype) * params, axis=-1)
 
 
@@ -120,7 +120,7 @@ def log_linear(fleet: Fleet, features: Sequence[Sequence[Sequence[float]]] | Non
     try:
         phi = np.eye(S * A).reshape(S, A, S * A) if features is None else np.asarray(features, dtype=np.float64)
     except ValueError as error:
-        raise UserError("features must be a full array phi[S][A][d]; the given one is ragged") from error
+        raise UserError("features must be a full array phi[S][A][d]; got a ragged one") from error
     if not np.isfinite(phi).all():
         raise UserError("features must be finite")
     if phi.ndim != 3 or phi.shape[:2] != (S, A):

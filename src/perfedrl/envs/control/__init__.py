@@ -1,4 +1,4 @@
-"""Classic control with physics of every agent's own, equal to Gymnasium's step for step where physics are equal."""
+"""Classic control in JAX: agents differ in their physics; with default physics, steps equal Gymnasium's."""
 
 from perfedrl.envs.control.acrobot import Acrobot, acrobot
 from perfedrl.envs.control.cart_pole import CartPole, cart_pole

@@ -16,8 +16,9 @@ State = Float[Array, " 4"]
 class Acrobot(Task):
     """Gymnasium's Acrobot-v1, with the book's equations: reward -1 until the tip is high enough.
 
-    Where a link's mass sits is a share of its length, so that it moves along when the length is changed. What counts as
-    high enough, -cos(theta_1) - cos(theta_1 + theta_2) > 1, depends on the angles alone, as in Gymnasium.
+    The center of a link's mass is given as a share of its length, so that it moves along when the length changes. The
+    tip is high enough where -cos(theta_1) - cos(theta_1 + theta_2) > 1, which depends on the angles alone, as in
+    Gymnasium.
     """
 
     link_length_1: Constant = 1.0
@@ -74,7 +75,7 @@ class Acrobot(Task):
         return state, jnp.where(done, 0, -1).astype(state.dtype), done
 
     def derivative(self, state: State, torque: Float[Array, ""]) -> State:
-        """The state's derivative: d, phi and the accelerations as Sutton and Barto write them."""
+        """Return the time derivative of the state, with d, phi and the accelerations as in Sutton and Barto."""
         theta1, theta2, speed1, speed2 = state
         m1, m2, l1, I, g = self.link_mass_1, self.link_mass_2, self.link_length_1, self.link_moi, self.gravity  # noqa: E741
         c1, c2 = self.link_com_pos_1, self.link_com_pos_2
@@ -88,12 +89,12 @@ class Acrobot(Task):
         return jnp.stack([speed1, speed2, -(d2 * acc2 + phi1) / d1, acc2])
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and whether the tip came up: the only decision that is not charged."""
+        """The score, and success: the tip came up, which is the only decision without a cost."""
         free = (episode.reward > -0.5) & (episode.mask > 0)
         return {"score": score(episode), "success": jnp.any(free).astype(episode.reward.dtype)}
 
     def sketch(self, obs: Float[Array, " 6"]) -> list[Polyline]:
-        """The two links."""
+        """Draw the two links."""
         one, two = np.arctan2(float(obs[1]), float(obs[0])), np.arctan2(float(obs[3]), float(obs[2]))
         along = lambda length, angle: float(length) * np.asarray([np.sin(angle), -np.cos(angle)])  # noqa: E731
         joint = along(self.link_length_1, one)

@@ -16,8 +16,8 @@ State = Float[Array, " 4"]
 class CartPole(Task):
     """Gymnasium's CartPole-v1: reward 1 for every decision until the pole has fallen or the cart has left the track.
 
-    `length` is half the pole's length. A fallen state is never left: Gymnasium says nothing of steps after the end, and
-    numbers that nobody looks at must not overflow.
+    `length` is half the pole's length. A fallen state is never left: Gymnasium does not define steps after the end, and
+    masked numbers must not overflow.
     """
 
     gravity: Constant = 9.8
@@ -68,6 +68,7 @@ class CartPole(Task):
         return state, jnp.ones((), state.dtype), its.fallen(state)
 
     def fallen(self, state: State) -> Bool[Array, ""]:
+        """Whether the pole has fallen or the cart has left the track."""
         return ~((jnp.abs(state[0]) <= self.x_threshold) & (jnp.abs(state[2]) <= self.theta_threshold_radians))
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
@@ -75,7 +76,7 @@ class CartPole(Task):
         return {"score": score(episode), "success": 1 - over(self, episode).astype(episode.reward.dtype)}
 
     def sketch(self, obs: State) -> list[Polyline]:
-        """The track, the cart and the pole."""
+        """Draw the track, the cart and the pole."""
         x, theta, far, pole = (float(value) for value in (obs[0], obs[2], self.x_threshold, 2 * self.length))
         cart = x + 0.2 * np.asarray([-1, 1, 1, -1, -1])
         return [

@@ -1,4 +1,4 @@
-"""Mountain car: too weak to climb, it must swing itself out of a valley. Agents differ in motor, gravity and goal."""
+"""Mountain car: a weak car must swing itself out of a valley. Agents differ in motor, gravity and goal."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ class MountainCar(Task):
         return state, -jnp.ones((), state.dtype), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and whether the car came to the goal."""
+        """The score, and success: the car came to the goal."""
         return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
 
     def sketch(self, obs: State) -> list[Polyline]:
@@ -63,7 +63,7 @@ class MountainCar(Task):
 class MountainCarContinuous(Task):
     """Gymnasium's MountainCarContinuous-v0: a push in [-1, 1] times `power`; 100 at the goal, minus squared actions.
 
-    An action outside [-1, 1] pushes no harder, and costs as much as it is large.
+    An action outside [-1, 1] is clipped for the push, and not clipped for its cost.
     """
 
     min_position: Constant = -1.2
@@ -97,7 +97,7 @@ class MountainCarContinuous(Task):
         return state, (jnp.where(done, 100, 0) - 0.1 * action[0] ** 2).astype(state.dtype), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and whether the car came to the goal."""
+        """The score, and success: the car came to the goal."""
         return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
 
     def sketch(self, obs: State) -> list[Polyline]:
@@ -105,12 +105,15 @@ class MountainCarContinuous(Task):
 
 
 def start(u: Noise) -> State:
-    """At rest near the bottom of the valley."""
+    """Return the initial state: at rest near the bottom of the valley."""
     return jnp.stack([START[0] + (START[1] - START[0]) * u[0], jnp.zeros((), u.dtype)])
 
 
 def roll(car: Any, state: State, push: Float[Array, ""]) -> tuple[State, Bool[Array, ""]]:
-    """One step of a car in the valley sin(3 x), and whether it is at the goal then; the wall on the left stops it."""
+    """Move a car in the valley sin(3 x) by one step; return its state and whether it is at the goal.
+
+    The wall on the left stops the car.
+    """
     position, velocity = state
     velocity = jnp.clip(velocity + push - car.gravity * jnp.cos(3 * position), -car.max_speed, car.max_speed)
     position = jnp.clip(position + velocity, car.min_position, car.max_position)
@@ -119,7 +122,7 @@ def roll(car: Any, state: State, push: Float[Array, ""]) -> tuple[State, Bool[Ar
 
 
 def valley(car: Any, obs: State) -> list[Polyline]:
-    """The hillside, the flag at the goal, and the car."""
+    """Draw the hillside, the flag at the goal, and the car."""
     height = lambda x: 0.45 * np.sin(3 * x) + 0.55  # noqa: E731
     x = np.linspace(float(car.min_position), float(car.max_position), 60)
     flag, here = float(car.goal_position), float(obs[0])
@@ -132,7 +135,7 @@ def valley(car: Any, obs: State) -> list[Polyline]:
 
 
 def check_valley(car: Any) -> None:
-    """Refuse a goal beyond the walls, or walls that do not enclose where cars start."""
+    """Check that the walls enclose the goal and the initial positions."""
     check_physics(car, SIGNED)
     low, goal, high = car.min_position, car.goal_position, car.max_position
     if any(isinstance(x, jax.Array) for x in (low, goal, high)):

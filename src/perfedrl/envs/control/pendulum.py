@@ -51,12 +51,12 @@ class Pendulum(Task):
         return jnp.stack([theta + speed * its.dt, speed]), -cost, False
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and the share of decisions at which the rod is within 15 degrees of the upright."""
+        """The score, and the share of decisions with the rod within 15 degrees of the upright."""
         upright = (episode.obs[:, 0] >= UPRIGHT).astype(episode.reward.dtype)
         return {"score": score(episode), "upright": jnp.mean(upright)}
 
     def sketch(self, obs: Float[Array, " 3"]) -> list[Polyline]:
-        """The rod."""
+        """Draw the rod."""
         return [float(self.l) * np.asarray([[0.0, 0.0], [float(obs[1]), float(obs[0])]])]
 
 

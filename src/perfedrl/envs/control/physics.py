@@ -1,4 +1,4 @@
-"""What the classic control tasks share: constants that may differ between agents, and fleets of such agents."""
+"""Common parts of the classic control tasks: physical constants that differ between agents, and their fleets."""
 
 import dataclasses
 import inspect
@@ -18,24 +18,24 @@ from perfedrl.errors import UserError
 from perfedrl.types import Array, Trajectory
 
 Constant = Float[Array, "*n"] | float
-"""A constant of nature, or of one agent's body."""
+"""A physical constant."""
 
 NO_NOISE = np.zeros(0)
 SHARED = ("horizon", "discount")
 
 
 def like(task: Any, x: Float[Array, "..."]) -> Any:
-    """The task with its constants in the precision of an array: what follows from them has the same bits anywhere."""
+    """Convert a task's constants to the precision of an array, so that derived values have the same bits anywhere."""
     return jax.tree.map(lambda constant: jnp.asarray(constant, x.dtype), task)
 
 
 def constants(kind: Any) -> list[str]:
-    """The names of a task's physical constants."""
+    """List the names of a task's physical constants."""
     return [field.name for field in dataclasses.fields(kind) if field.name not in SHARED]
 
 
 def check_physics(task: Any, signed: Sequence[str] = ()) -> None:
-    """Refuse constants that are not finite, and those that must be positive and are not; traced ones are left alone."""
+    """Check that constants are finite, and positive unless `signed`; traced constants are not checked."""
     check_episode(task.horizon, task.discount)
     for name in constants(task):
         value = getattr(task, name)
@@ -47,7 +47,7 @@ def check_physics(task: Any, signed: Sequence[str] = ()) -> None:
 
 
 def as_floats(values: Mapping[str, Any]) -> dict[str, float]:
-    """What varies as numbers with a fraction, so that a list of whole ones makes no array of integers."""
+    """Convert varying values to floats, so that a list of whole numbers makes no array of integers."""
     for name, value in values.items():
         if not isinstance(value, numbers.Real) or isinstance(value, bool):
             raise UserError(f"vary: {name} must be a number; it is {value!r}")
@@ -55,24 +55,24 @@ def as_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def over(task: Any, episode: Trajectory) -> Bool[Array, ""]:
-    """Whether an episode ended before its time or with its last decision, where observations are states.
+    """Whether an episode ended, also with its last decision; for tasks whose observations are their states.
 
-    The mask says nothing of the last step, so that step is taken once more.
+    The mask does not show an end at the last step, and so that step is repeated.
     """
     last = jax.tree.map(lambda x: x[-1], episode)
     return (last.mask == 0) | task.step(last.obs, last.action, NO_NOISE)[2]
 
 
 def score(episode: Trajectory) -> Float[Array, ""]:
-    """The sum of an episode's rewards, without discount: the literature's score."""
+    """Return the undiscounted sum of an episode's rewards, the score of the literature."""
     return jnp.sum(episode.reward)
 
 
 def family(kind: Any, vary: str, usual: Mapping[str, tuple[float, float]], doc: str) -> Callable[..., Fleet]:
-    """A function that makes fleets of one kind of task; its parameters are the constants, with the kind's defaults.
+    """Make the factory of fleets of one kind of task; its parameters are the constants, with the kind's defaults.
 
-    `vary` is what varies unless one says otherwise; `usual` how far each constant varies where only its name is given,
-    as factors of the value that the fleet is given.
+    `vary` names the constant that varies by default. `usual` has the range of each constant whose name alone is given,
+    as factors of the fleet's value.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
 
@@ -81,7 +81,7 @@ def family(kind: Any, vary: str, usual: Mapping[str, tuple[float, float]], doc: 
             raise TypeError(f"{kind.__name__} has no {sorted(unknown)}")
         base = {**defaults, **given}
         ranges = {name: [base[name] * low, base[name] * high] for name, (low, high) in usual.items()}
-        kind(**base)  # refuses bad constants before their multiples
+        kind(**base)  # checks the constants before multiples of them
         parts = vary_agents(vary, agents, held_out, seed, constants(kind), ranges)
         tasks = lambda part: [kind(**{**base, **as_floats(values)}) for values in part]  # noqa: E731
         return fleet(tasks(parts.train), tasks(parts.held_out))
@@ -90,7 +90,7 @@ def family(kind: Any, vary: str, usual: Mapping[str, tuple[float, float]], doc: 
 
 
 def described(make: Callable[..., Fleet], kind: Any, defaults: Mapping[str, Any], doc: str) -> Callable[..., Fleet]:
-    """The function with a signature that names every constant, so that configs are checked against it."""
+    """Give a factory a signature that names every constant, against which configs are checked."""
     first = [p for p in inspect.signature(make).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     types = {name: int if name == "horizon" else float for name in defaults}
     order = [*SHARED, *constants(kind)]

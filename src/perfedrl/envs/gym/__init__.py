@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as an agent of a fleet. Gymnasium itself is imported when a fleet is made."""
+"""Gymnasium environments as agents. Gymnasium itself is imported when a fleet is made."""
 
 from perfedrl.envs.gym.fleet import GymTask, gymnasium_fleet
 

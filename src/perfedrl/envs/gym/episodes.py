@@ -1,4 +1,4 @@
-"""Batches of episodes from a vector of environments that stays open: one slot plays one episode after the other."""
+"""Batches of episodes from a vector of open environments, each of which plays one episode after the other."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,27 +10,27 @@ import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, Shaped
 
-from perfedrl.envs.gym.making import Recipe, gymnasium
+from perfedrl.envs.gym.recipe import Recipe, gymnasium
 from perfedrl.envs.gym.spaces import flattened, to_actions
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.types import Trajectory
 
 IDLE = "perfedrl.idle"
-"""An option of `reset`: this slot has nothing more to play in this batch."""
+"""An option of `reset`: the slot has no more episodes to play in this batch."""
 
 WORKERS = ".*(Received the following error|Traceback|Raising the last exception)"
-"""What Gymnasium prints when a process fails, of which the sentence of the error says enough."""
+"""Messages that Gymnasium prints when a process fails; the error raised here has the same content."""
 
 Act = Callable[[Any, Any], Any]
 """Observations and uniforms of all slots -> actions."""
 
 
 class EpisodeError(RuntimeError):
-    """What an environment raised, with the step and the seed of its episode. Survives the way out of a process."""
+    """An environment's exception, with the step and the seed of its episode; it can be sent between processes."""
 
 
 def watched(recipe: Recipe) -> Any:
-    """An environment that says which of its episodes failed, and costs nothing while it is idle."""
+    """Make an environment whose errors name the failed episode, and which does nothing while idle."""
     gym = gymnasium()
 
     class Watched(gym.Wrapper):
@@ -66,11 +66,11 @@ def watched(recipe: Recipe) -> Any:
 
 
 class Slots:
-    """An agent's open environments, `count` side by side, in this process or each in its own.
+    """An agent's `count` open environments, in this process or each in a process of its own.
 
-    Every episode has its own seed and its own uniforms, so it does not matter which slot plays it. A slot whose episode
-    ended takes the next one that was not begun; all that are begun are played to their end, so that long episodes count
-    as much as short ones.
+    Every episode has its own seed and uniforms, so it does not matter which slot plays it. A slot whose episode ended
+    takes the next one of the batch. All episodes are played to their end, so that long episodes count as much as short
+    ones.
     """
 
     def __init__(self, recipe: Recipe, name: str, count: int, processes: bool):
@@ -78,7 +78,7 @@ class Slots:
         self._vector: Any = None
 
     def play(self, act: Act, noise: int, key: PRNGKeyArray, m: int, longest: int) -> Trajectory:
-        """Play m episodes of at most so many decisions."""
+        """Play m episodes of at most `longest` decisions."""
         rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
         seeds, u = rng.integers(2**31, size=m), rng.random((m, longest, noise), np.float32)
         try:
@@ -115,7 +115,7 @@ class Slots:
         return self._whole(lines, seeds, (m, T))
 
     def _begin(self, episode: np.ndarray, fresh: np.ndarray, seeds: np.ndarray) -> Any:
-        """Reset some slots for the episodes they have now; return what all of them see."""
+        """Reset the `fresh` slots for their next episodes; return the observations of all slots."""
         obs, own = None, [int(seeds[e]) if e >= 0 else None for e in episode]
         for mask, options in ((fresh & (episode >= 0), {}), (fresh & (episode < 0), {IDLE: True})):
             if mask.any():
@@ -123,7 +123,7 @@ class Slots:
         return obs
 
     def _whole(self, lines: list[tuple], seeds: np.ndarray, shape: tuple[int, int]) -> Trajectory:
-        """What the slots saw step by step, as episodes of one length."""
+        """Sort the steps of all slots into episodes of one length."""
         *seen, episode, t = (np.stack(x) for x in zip(*lines, strict=True))
         played = episode >= 0
         at = episode[played], t[played]
@@ -152,19 +152,19 @@ class Slots:
             mode = vector.AutoresetMode.DISABLED
             try:
                 if self._processes:
-                    # Spawned, since a fork of a process in which JAX runs threads may hang.
+                    # Spawned, since a forked process may hang where JAX runs threads.
                     self._vector = vector.AsyncVectorEnv(make, autoreset_mode=mode, context="spawn")
                 else:
                     self._vector = vector.SyncVectorEnv(make, autoreset_mode=mode)
             except (RuntimeError, OSError, EOFError) as error:
-                script = '; a script that uses processes does its work under `if __name__ == "__main__":`'
+                script = '; a script that uses processes must do its work under `if __name__ == "__main__":`'
                 reason = str(error).strip().partition("\n")[0] + (script if self._processes else "")
                 raise UserError(f"{self._name}: its environments cannot be opened: {reason}") from error
             self._vector.reset(options={IDLE: True})
         return self._vector
 
     def close(self, broken: bool = False) -> None:
-        """Close the environments; the next batch opens them again. Those that are broken are not waited for."""
+        """Close the environments; the next batch opens them again. Broken processes are terminated."""
         vector, self._vector = self._vector, None
         if vector is not None:
             vector.close(**({"terminate": True} if broken and self._processes else {}))

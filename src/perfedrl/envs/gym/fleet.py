@@ -1,4 +1,4 @@
-"""A fleet of Gymnasium environments: agents of one kind that differ in their physics, or one factory each."""
+"""Fleets of Gymnasium environments: one kind with different physics, or one factory per agent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from jaxtyping import PRNGKeyArray
 from perfedrl.envs.base import PlayedTask, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym.episodes import Act, Slots
-from perfedrl.envs.gym.making import Recipe, imported
-from perfedrl.envs.gym.pictures import rendered
+from perfedrl.envs.gym.recipe import Recipe, imported
+from perfedrl.envs.gym.rendering import rendered
 from perfedrl.envs.gym.spaces import Spaces, sizes
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError
@@ -25,7 +25,7 @@ MOST_SLOTS, MOST_AGENTS = 1024, 10_000
 
 @dataclass(frozen=True)
 class GymTask(PlayedTask):
-    """One agent that lives in a Gymnasium environment, and so brings a sampler of its own."""
+    """One agent in a Gymnasium environment."""
 
     name: str
     recipe: Recipe
@@ -53,11 +53,11 @@ class GymTask(PlayedTask):
         return Slots(self.recipe, self.name, self.parallel, self.processes)
 
     def sampler(self, policy: Any) -> "GymSampler":
-        """What plays episodes of this agent under a policy."""
+        """Return a sampler of this agent's episodes under a policy."""
         return GymSampler(self, policy)
 
     def outline(self, m: int) -> Trajectory:
-        """A batch of m episodes as far as shapes go."""
+        """Return m made-up episodes of the right shapes and types."""
         mT, actions = (m, self.horizon + 1), self.spaces.actions
         if self.spaces.action_size is not None:
             action = jnp.zeros((*mT, self.spaces.action_size))
@@ -66,26 +66,26 @@ class GymTask(PlayedTask):
         return Trajectory(jnp.zeros((*mT, self.observation_size)), action, jnp.zeros(mT), jnp.ones(mT))
 
     def outcomes(self, episode: Trajectory) -> dict[str, Array]:
-        """The sum of an episode's rewards, as Gymnasium's users know it, and what else the user asked for."""
+        """The undiscounted return, as "score", and the outcomes of the user's function."""
         return {"score": jnp.sum(episode.reward), **(self.more_outcomes(episode) if self.more_outcomes else {})}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the environment is made with: what all agents share, and what is this agent's own."""
+        """The arguments of the environment: those of all agents, and those of this one."""
         return {"id": self.recipe.name, **self.recipe.options, **self.recipe.values}
 
     def frames(self, policy: Any, params: Params) -> list[np.ndarray]:
-        """The pictures that the environment draws of one episode."""
+        """Play one episode and return the rendered frames."""
         return rendered(self.recipe, self.name, decide(policy, params), self.horizon + 1, policy.noise)
 
     def close(self) -> None:
-        """Close the environments, if any are open."""
+        """Close the open environments."""
         self._slots.close()
 
 
 @dataclass(frozen=True)
 class GymSampler:
-    """Plays episodes in Python, with the decisions of all slots at once."""
+    """Plays episodes in Python; the decisions of all open environments are made in one call."""
 
     task: GymTask
     policy: Any
@@ -93,12 +93,12 @@ class GymSampler:
     traceable = False
 
     def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
-        """Play m independent episodes; what they are depends on the parameters and the key alone."""
+        """Play m independent episodes, which depend on the parameters and the key alone."""
         return self.task._slots.play(decide(self.policy, params), self.policy.noise, key, m, self.task.horizon + 1)
 
 
 def decide(policy: Any, params: Params) -> Act:
-    """The decisions of all slots: in NumPy where the policy can, else as a compiled call of one shape."""
+    """Return the function that decides for all open environments: in NumPy where the policy can, else compiled."""
     if policy.in_numpy is not None:
         return policy.in_numpy(params)
     leaves, structure = jax.tree.flatten((policy, params))
@@ -107,9 +107,9 @@ def decide(policy: Any, params: Params) -> Act:
 
 @lru_cache
 def decisions(structure: Any) -> Callable[..., Any]:
-    """Decisions as a compiled call, for a policy and parameters that were flattened before.
+    """Compile the decisions of a policy whose leaves, and those of its parameters, are passed flattened.
 
-    A batch calls it at every step, and flattening would take longer than deciding.
+    It is called at every step of a batch, where flattening would take longer than deciding.
     """
 
     def act(leaves: tuple, obs: Any, u: Any) -> Any:
@@ -134,11 +134,11 @@ def gymnasium_fleet(
 ) -> Fleet:
     """Agents in Gymnasium environments: an id, a factory ("module:function" in a config), or a list of factories.
 
-    `vary` says which of the environment's parameters differ between agents: arguments of its constructor, or attributes
-    that the constructor sets. Of a list of factories each makes one agent, the last `held_out` of them held out. An
-    episode ends where the environment says so, and after `horizon` + 1 decisions. `parallel` episodes are played side
-    by side, with `processes` each in a process of its own. `options` go to every constructor; `outcomes` is a function
-    of an episode that says more of it than its score, {"success": ...}, say.
+    `vary` names the environment's parameters that differ between agents: arguments of its constructor, or attributes
+    that the constructor sets. In a list of factories each makes one agent; the last `held_out` agents do not train. An
+    episode ends when the environment ends it, or after `horizon` + 1 decisions. `parallel` episodes are played side by
+    side, with `processes` each in a process of its own. `options` are passed to every constructor. `outcomes` is a
+    function of an episode that returns measurements beside its score, such as {"success": ...}.
     """
     if not 1 <= parallel <= MOST_SLOTS:
         raise UserError(f"parallel must be from 1 to {MOST_SLOTS}; it is {parallel}")
@@ -147,15 +147,17 @@ def gymnasium_fleet(
         raise UserError(f"a fleet of Gymnasium environments has at most {MOST_AGENTS} agents; this has {len(recipes)}")
     longest = recipes[0].longest
     if horizon is None and longest is None:
-        raise UserError(f"say how long episodes of {recipes[0].name!r} may be: horizon, the number of decisions less 1")
+        raise UserError(
+            f"episodes of {recipes[0].name!r} have no registered length: give a horizon, the number of decisions less 1"
+        )
     decisions_less_one = (longest or 0) - 1 if horizon is None else horizon
     check_episode(decisions_less_one, discount)
     more = imported(outcomes) if isinstance(outcomes, str) else outcomes
     if outcomes is not None and not callable(more):
-        raise UserError(f"outcomes = {outcomes!r}: a function of an episode is needed, as module:function in a config")
+        raise UserError(f"outcomes = {outcomes!r}: expected a function of an episode, as module:function in a config")
     tasks = [
         GymTask(name_of(i, recipe), recipe, spaces, decisions_less_one, discount, parallel, processes, more)
-        for i, (recipe, spaces) in enumerate(zip(recipes, looked_at(recipes), strict=True))
+        for i, (recipe, spaces) in enumerate(zip(recipes, spaces_of(recipes), strict=True))
     ]
     return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :])
 
@@ -168,7 +170,7 @@ def recipes_of(
     seed: int,
     options: Mapping[str, Any],
 ) -> tuple[list[Recipe], int]:
-    """How each agent's environment is made, training agents first, and how many are held out."""
+    """Return the recipe of each agent, training agents first, and the number of held-out agents."""
     if isinstance(source, str) or callable(source):
         split = vary_agents(vary, 8 if agents is None else agents, held_out, seed)
         return [Recipe(source, values, options) for values in (*split.train, *split.held_out)], held_out
@@ -183,8 +185,8 @@ def recipes_of(
     return [Recipe(factory, {}, options) for factory in source], held_out
 
 
-def looked_at(recipes: Sequence[Recipe]) -> list[Spaces]:
-    """Every agent's spaces, from an environment that is made and closed again; they must agree."""
+def spaces_of(recipes: Sequence[Recipe]) -> list[Spaces]:
+    """Return every agent's spaces, which must agree; an environment of each is made and closed for it."""
     found: list[Spaces] = []
     for i, recipe in enumerate(recipes):
         env = recipe()
@@ -201,7 +203,7 @@ def looked_at(recipes: Sequence[Recipe]) -> list[Spaces]:
 
 
 def name_of(i: int, recipe: Recipe) -> str:
-    """An agent's name in a sentence: its number, and what tells it from the others."""
+    """Name an agent by its number and its own parameters, for messages."""
     plain = lambda x: f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)  # noqa: E731
     own = ", ".join(f"{key} {plain(value)}" for key, value in recipe.values.items())
     return f"agent {i} ({recipe.name}{': ' + own if own else ''})"

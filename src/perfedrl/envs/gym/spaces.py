@@ -1,4 +1,4 @@
-"""What an agent sees and does: Gymnasium's spaces as vectors of numbers, and numbers as its actions."""
+"""Conversion between Gymnasium's spaces and the vectors and numbers of policies."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from perfedrl.envs.gym.making import gymnasium
+from perfedrl.envs.gym.recipe import gymnasium
 from perfedrl.errors import UserError
 
 
 @dataclass(frozen=True)
 class Spaces:
-    """The sizes that agents of one fleet share: `actions` is a number or one per component, or there is a vector."""
+    """Sizes that all agents of a fleet share; either `actions` (one number, or one per component) or `action_size`."""
 
     observation_size: int
     actions: int | tuple[int, ...] | None
@@ -25,7 +25,7 @@ class Spaces:
 
 
 def sizes(env: Any, name: str) -> Spaces:
-    """The sizes of an environment's spaces; its observations may be anything that Gymnasium can flatten."""
+    """Return the sizes of an environment's spaces; observations may be anything that Gymnasium can flatten."""
     spaces, space = gymnasium().spaces, env.action_space
     if not env.observation_space.is_np_flattenable:
         raise UserError(f"{name}: observations in {env.observation_space} have no fixed length")
@@ -38,19 +38,19 @@ def sizes(env: Any, name: str) -> Spaces:
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return Spaces(seen, None, int(np.prod(space.shape)))
     raise UserError(
-        f"{name}: actions in {space} are not supported; discrete, multi-discrete, multi-binary and box actions are"
+        f"{name}: actions in {space} are not supported; expected discrete, multi-discrete, multi-binary or box actions"
     )
 
 
 def flattened(env: Any) -> Any:
-    """The environment with observations that are vectors, by Gymnasium's own flattening where they are not."""
+    """Wrap an environment so that its observations are vectors, by Gymnasium's own flattening."""
     gym = gymnasium()
     plain = isinstance(env.observation_space, gym.spaces.Box) and len(env.observation_space.shape) == 1
     return env if plain else gym.wrappers.FlattenObservation(env)
 
 
 def to_actions(space: Any) -> Callable[[Shaped[np.ndarray, "n *a"]], np.ndarray]:
-    """What turns a batch of a policy's actions into those of a space: numbers from its start on, or clipped vectors."""
+    """Return the map from a batch of a policy's actions to those of a space: shifted numbers or clipped vectors."""
     spaces = gymnasium().spaces
     if isinstance(space, spaces.Box):
         low, high = space.low.ravel(), space.high.ravel()

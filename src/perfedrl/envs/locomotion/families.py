@@ -1,7 +1,7 @@
-"""Fleets of the meta-RL literature's locomotion tasks: agents differ in what they are to do, or in their bodies.
+"""Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. Agents and held-out agents follow from `seed` alone. docs/locomotion.md has the formulas,
-where they are from, and what is not as it was there.
+An episode has 100 decisions. All agents are determined by `seed`. docs/locomotion.md has the formulas, their sources
+and the departures from them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +21,15 @@ from perfedrl.types import Array, Trajectory
 HERE = f"{worlds.__name__}:"
 HORIZON = 99
 BASES = {"body_mass": 1.5, "body_inertia": 1.5, "dof_damping": 1.3, "geom_friction": 1.5}
-"""A part of a body's model is multiplied by its base to a power that is uniform on [-limit, limit]."""
+"""Each number of a body's model is multiplied by base ** u, with u uniform on [-limit, limit]."""
 
 FARTHEST = 3.0
 ANT_SPEED = 13
-"""Where an ant's observation has its velocities: after the positions."""
+"""Index of the first velocity in an ant's observation, after the positions."""
 
 
 class Factors(tuple[float, ...]):
-    """What the numbers of a model are multiplied by, one each; a sentence bears the extremes only."""
+    """Factors for the numbers of a model, one each; as a string only their range."""
 
     def __str__(self) -> str:
         return f"x {min(self):.2g} to {max(self):.2g}"
@@ -46,15 +46,15 @@ def half_cheetah_dir(
     parallel: int = 16,
     processes: bool = False,
 ) -> Fleet:
-    """Cheetahs that run forward or backward (Finn et al., 2017); there are two tasks, and so no more to hold out.
+    """Cheetahs that run forward or backward (Finn et al., 2017); there are only these two tasks.
 
-    A decision lasts `frame_skip` hundredths of a second. Velocities are seen times `velocity_scale`: joints turn by
-    about 10 rad/s, and 0.1 makes them as large as angles.
+    A decision lasts `frame_skip` hundredths of a second. Observed velocities are multiplied by `velocity_scale`:
+    joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles.
     """
     options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
     more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = live(worlds.half_cheetah_direction, vary, agents, held_out, seed, options=options, **more)
-    return saying(made, lambda _: partial(running, velocity_scale))
+    made = make_fleet(worlds.half_cheetah_direction, vary, agents, held_out, seed, options=options, **more)
+    return with_outcomes(made, lambda _: partial(running, velocity_scale))
 
 
 def half_cheetah_vel(
@@ -73,8 +73,8 @@ def half_cheetah_vel(
     positive(fastest=fastest)
     more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
     options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
-    made = live(worlds.half_cheetah_velocity, vary, agents, held_out, seed, options=options, **more)
-    return saying(made, lambda _: partial(running, velocity_scale))
+    made = make_fleet(worlds.half_cheetah_velocity, vary, agents, held_out, seed, options=options, **more)
+    return with_outcomes(made, lambda _: partial(running, velocity_scale))
 
 
 def ant_dir(
@@ -91,8 +91,8 @@ def ant_dir(
     line = {"list": [0.0, float(np.pi)]}
     vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
     more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = live(worlds.ant_direction, vary, agents, held_out, seed, **more)
-    return saying(made, lambda values: partial(walking, values["angle"]))
+    made = make_fleet(worlds.ant_direction, vary, agents, held_out, seed, **more)
+    return with_outcomes(made, lambda values: partial(walking, values["angle"]))
 
 
 def ant_goal(
@@ -108,8 +108,8 @@ def ant_goal(
     rng = np.random.default_rng([seed, 2])
     goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
     more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = live(worlds.ant_to_goal, {"goal": one_by_one(goals, agents)}, agents, held_out, seed, **more)
-    return saying(made, lambda values: partial(arriving, values["goal"]))
+    made = make_fleet(worlds.ant_to_goal, {"goal": one_by_one(goals, agents)}, agents, held_out, seed, **more)
+    return with_outcomes(made, lambda values: partial(arriving, values["goal"]))
 
 
 def hopper_mass(
@@ -142,25 +142,26 @@ def walker_mass(
     parallel: int = 16,
     processes: bool = False,
 ) -> Fleet:
-    """Walkers with bodies of their own, as hopper-mass has them."""
+    """Walkers with bodies of their own, in the same way as `hopper_mass`."""
     more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
     return bodies(worlds.walker, agents, held_out, seed, vary, limit, **more)
 
 
 def cheetah(frame_skip: int, velocity_scale: float) -> dict[str, Any]:
-    """What cheetahs share, checked."""
+    """Check the options that all cheetahs share."""
     positive(frame_skip=frame_skip, velocity_scale=velocity_scale)
     return {"frame_skip": frame_skip, "velocity_scale": velocity_scale}
 
 
 def positive(**settings: float) -> None:
+    """Check that settings are finite and positive."""
     for name, value in settings.items():
         if not 0 < value < float("inf"):
             raise UserError(f"{name} must be a finite number > 0; it is {value}")
 
 
-def live(world: Callable[..., Any], vary: Any, agents: int, held_out: int, seed: int, **more: Any) -> Fleet:
-    """Agents in one kind of world; that there is no MuJoCo is said first."""
+def make_fleet(world: Callable[..., Any], vary: Any, agents: int, held_out: int, seed: int, **more: Any) -> Fleet:
+    """Make a fleet in one kind of environment, after checking that MuJoCo is installed."""
     worlds.mujoco()
     return gymnasium_fleet(HERE + world.__name__, vary, agents, held_out, seed, **more)
 
@@ -168,9 +169,9 @@ def live(world: Callable[..., Any], vary: Any, agents: int, held_out: int, seed:
 def bodies(
     world: Callable[..., Any], agents: int, held_out: int, seed: int, vary: Sequence[str], limit: float, **more: Any
 ) -> Fleet:
-    """Agents whose models' parts are multiplied, each part with random numbers of its own."""
+    """Make a fleet of agents whose body models are multiplied, each part with random numbers of its own."""
     if not vary or isinstance(vary, str):
-        raise UserError(f"vary must be a list of what differs between bodies, of {', '.join(worlds.BODY)}")
+        raise UserError(f"vary must be a list of the parts that differ between bodies, from {', '.join(worlds.BODY)}")
     for name in vary:
         if name not in worlds.BODY:
             raise UserError(f"vary: a body has no {name!r}{nearest(name, worlds.BODY)}")
@@ -182,22 +183,22 @@ def bodies(
         powers = rng.uniform(-limit, limit, (max(agents, 0) + max(held_out, 0), size))
         drawn[name] = one_by_one([Factors((BASES[name] ** u).tolist()) for u in powers], agents)
     env.close()
-    return saying(live(world, drawn, agents, held_out, seed, **more), lambda _: upright)
+    return with_outcomes(make_fleet(world, drawn, agents, held_out, seed, **more), lambda _: upright)
 
 
 def one_by_one(values: list[Any], agents: int) -> dict[str, list[Any]]:
-    """How a parameter varies whose values are drawn here."""
+    """State the values of all agents, for `vary`."""
     return {"train": values[:agents], "held_out": values[agents:]}
 
 
 def in_disk(area: float, turn: float) -> tuple[float, float]:
-    """A point of the disk of goals from two uniforms, uniform by area."""
+    """Draw a point of the disk of goals, uniform by area, with two uniforms."""
     r, angle = FARTHEST * np.sqrt(area), 2 * np.pi * turn
     return float(r * np.cos(angle)), float(r * np.sin(angle))
 
 
-def saying(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Trajectory], dict[str, Array]]]) -> Fleet:
-    """The fleet, each of whose agents says of an episode what its task is about."""
+def with_outcomes(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Trajectory], dict[str, Array]]]) -> Fleet:
+    """Add outcomes to a fleet, from a function of each agent's own parameters."""
 
     def own(task: GymTask) -> GymTask:
         return replace(task, name=task.name.replace(HERE, ""), more_outcomes=of(task.recipe.values))
@@ -206,30 +207,31 @@ def saying(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Trajectory],
 
 
 def running(velocity_scale: float, episode: Trajectory) -> dict[str, Array]:
-    """How fast it ran, forward, on average over the decisions."""
+    """The mean forward velocity over the decisions."""
     return {"velocity": over_time(episode, episode.obs[:, worlds.CHEETAH_POSITIONS]) / velocity_scale}
 
 
 def walking(angle: float, episode: Trajectory) -> dict[str, Array]:
-    """How fast it walked its way, and whether it never fell."""
+    """The mean velocity in the agent's direction, and whether it never fell."""
     x, y = episode.obs[:, ANT_SPEED], episode.obs[:, ANT_SPEED + 1]
     return {"velocity": over_time(episode, x * np.cos(angle) + y * np.sin(angle)), "upright": never_fell(episode)}
 
 
 def arriving(goal: tuple[float, float], episode: Trajectory) -> dict[str, Array]:
-    """How far from the goal it was at the last decision."""
+    """The distance from the goal at the last decision."""
     return {"distance": jnp.linalg.norm(episode.obs[-1, :2] - jnp.asarray(goal))}
 
 
 def upright(episode: Trajectory) -> dict[str, Array]:
-    """How long it stood, as a share of the episode, and whether it never fell."""
+    """The share of the episode before a fall, and whether it never fell."""
     return {"stood": jnp.mean(episode.mask), "upright": never_fell(episode)}
 
 
 def over_time(episode: Trajectory, x: Array) -> Array:
+    """Return the mean over the decisions of an episode."""
     return jnp.sum(x * episode.mask) / jnp.sum(episode.mask)
 
 
 def never_fell(episode: Trajectory) -> Array:
-    """Whether the last decision was reached; a fall at that very decision is not seen."""
+    """Whether the last decision was reached; a fall at the last decision is not visible."""
     return episode.mask[-1]

@@ -1,7 +1,8 @@
-"""One agent's world: a MuJoCo environment of Gymnasium with the agent's own reward or its own body.
+"""MuJoCo environments of Gymnasium with an agent's own reward or its own body.
 
-Each function makes an environment, as often as there are episodes side by side, also in a process of its own. Physics,
-observations and what a fall is are Gymnasium's (v5); the constants of rewards are the papers', see docs/locomotion.md.
+Each function makes one environment; it is called once for every parallel episode, possibly in a worker process.
+Physics, observations and the definition of a fall are Gymnasium's (v5); the constants of rewards are those of the
+papers, see docs/locomotion.md.
 """
 
 import importlib
@@ -11,39 +12,39 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.gym.making import gymnasium
+from perfedrl.envs.gym.recipe import gymnasium
 from perfedrl.errors import UserError
 
 CONTROL = {"cheetah": 0.05, "ant-goal": 0.1}
-"""What a unit of squared action costs, where it is not Gymnasium's 0.5 (ants) or 0.001 (hoppers and walkers)."""
+"""Cost of squared actions, where it is not Gymnasium's 0.5 (ants) or 0.001 (hoppers and walkers)."""
 
 CHEETAH_POSITIONS = 8
-"""Of an observation; the forward velocity comes next."""
+"""Number of positions in a cheetah's observation; the forward velocity follows."""
 
 BODY = ("body_mass", "body_inertia", "dof_damping", "geom_friction")
-"""Of a body's model: what may be multiplied."""
+"""The parts of a body's model that may be multiplied."""
 
 Reward = Callable[[Mapping[str, Any]], float]
-"""A decision's reward, from what Gymnasium says of the step."""
+"""The reward of a step as a function of Gymnasium's info."""
 
 
 def mujoco() -> Any:
-    """The simulator, where it is installed."""
+    """Import the simulator, an optional dependency."""
     try:
         return importlib.import_module("mujoco")
     except ImportError as error:
         raise UserError("locomotion needs MuJoCo, an extra: pip install 'perfedrl[mujoco]'") from error
 
 
-def made(name: str, reward: Reward | None = None, **arguments: Any) -> Any:
-    """A bare environment, of no length of its own, with its own reward or another one."""
+def make(name: str, reward: Reward | None = None, **arguments: Any) -> Any:
+    """Make an environment without a time limit, with its own reward or another one."""
     with silent(mujoco()):
         env = gymnasium().make(name, disable_env_checker=True, **arguments).unwrapped
-    return env if reward is None else rewarded(env, reward)
+    return env if reward is None else with_reward(env, reward)
 
 
-def rewarded(env: Any, reward: Reward) -> Any:
-    """The environment, paid otherwise."""
+def with_reward(env: Any, reward: Reward) -> Any:
+    """Wrap an environment to replace its reward."""
     gym = gymnasium()
 
     class Rewarded(gym.Wrapper):
@@ -56,7 +57,7 @@ def rewarded(env: Any, reward: Reward) -> Any:
 
 @contextmanager
 def silent(simulator: Any) -> Iterator[None]:
-    """Without what the simulator says of Gymnasium's models: a line for every one, to the terminal and into a file."""
+    """Silence the simulator's warnings about Gymnasium's models, on the terminal and in its log file."""
     simulator.set_mju_user_warning(lambda _: None)
     try:
         yield
@@ -64,8 +65,8 @@ def silent(simulator: Any) -> Iterator[None]:
         simulator.set_mju_user_warning(None)
 
 
-def seen(env: Any, velocity_scale: float, positions: int) -> Any:
-    """The environment with velocities in another unit, where they follow `positions` positions."""
+def with_velocity_scale(env: Any, velocity_scale: float, positions: int) -> Any:
+    """Wrap an environment to scale the observed velocities, which follow `positions` positions."""
     gym = gymnasium()
 
     class Seen(gym.ObservationWrapper):
@@ -78,8 +79,8 @@ def seen(env: Any, velocity_scale: float, positions: int) -> Any:
 def half_cheetah_direction(direction: float, frame_skip: int = 5, velocity_scale: float = 1.0) -> Any:
     """Run forward (1) or backward (-1): direction * v - 0.05 |a|^2."""
     cost = CONTROL["cheetah"]
-    env = made("HalfCheetah-v5", forward_reward_weight=direction, ctrl_cost_weight=cost, frame_skip=frame_skip)
-    return seen(env, velocity_scale, CHEETAH_POSITIONS)
+    env = make("HalfCheetah-v5", forward_reward_weight=direction, ctrl_cost_weight=cost, frame_skip=frame_skip)
+    return with_velocity_scale(env, velocity_scale, CHEETAH_POSITIONS)
 
 
 def half_cheetah_velocity(velocity: float, frame_skip: int = 5, velocity_scale: float = 1.0) -> Any:
@@ -88,8 +89,8 @@ def half_cheetah_velocity(velocity: float, frame_skip: int = 5, velocity_scale: 
     def reward(info: Mapping[str, Any]) -> float:
         return info["reward_ctrl"] - abs(info["x_velocity"] - velocity)
 
-    env = made("HalfCheetah-v5", reward, ctrl_cost_weight=CONTROL["cheetah"], frame_skip=frame_skip)
-    return seen(env, velocity_scale, CHEETAH_POSITIONS)
+    env = make("HalfCheetah-v5", reward, ctrl_cost_weight=CONTROL["cheetah"], frame_skip=frame_skip)
+    return with_velocity_scale(env, velocity_scale, CHEETAH_POSITIONS)
 
 
 def ant_direction(angle: float) -> Any:
@@ -100,18 +101,18 @@ def ant_direction(angle: float) -> Any:
         rest = info["reward_survive"] + info["reward_ctrl"] + info["reward_contact"]
         return along[0] * info["x_velocity"] + along[1] * info["y_velocity"] + rest
 
-    return made("Ant-v5", reward)
+    return make("Ant-v5", reward)
 
 
 def ant_to_goal(goal: tuple[float, float]) -> Any:
-    """Walk to a goal: -|x - goal|_1 - 0.1 |a|^2 - 0.0005 |contact forces|^2; a fall does not end it, and x is seen."""
+    """Walk to a goal: -|x - goal|_1 - 0.1 |a|^2 - 0.0005 |contact forces|^2; falls do not end it, and x is observed."""
 
     def reward(info: Mapping[str, Any]) -> float:
         away = abs(info["x_position"] - goal[0]) + abs(info["y_position"] - goal[1])
         return info["reward_ctrl"] + info["reward_contact"] - away
 
     cost = CONTROL["ant-goal"]
-    return made(
+    return make(
         "Ant-v5",
         reward,
         ctrl_cost_weight=cost,
@@ -121,17 +122,17 @@ def ant_to_goal(goal: tuple[float, float]) -> Any:
 
 
 def hopper(**factors: Any) -> Any:
-    """A hopper, parts of whose model are multiplied."""
-    return multiplied(made("Hopper-v5"), factors)
+    """Make a hopper with parts of its model multiplied."""
+    return with_factors(make("Hopper-v5"), factors)
 
 
 def walker(**factors: Any) -> Any:
-    """A walker, parts of whose model are multiplied."""
-    return multiplied(made("Walker2d-v5"), factors)
+    """Make a walker with parts of its model multiplied."""
+    return with_factors(make("Walker2d-v5"), factors)
 
 
-def multiplied(env: Any, factors: Mapping[str, Any]) -> Any:
-    """The environment with parts of its model multiplied, and the constants that MuJoCo derives from them renewed."""
+def with_factors(env: Any, factors: Mapping[str, Any]) -> Any:
+    """Multiply parts of an environment's model, and update the constants that MuJoCo derives from them."""
     for name, factor in factors.items():
         part = getattr(env.model, name)
         part[:] = part * np.reshape(factor, part.shape)

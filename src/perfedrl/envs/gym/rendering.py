@@ -1,4 +1,4 @@
-"""Pictures of an episode, where a Gymnasium environment can draw them."""
+"""Rendered pictures of an episode of a Gymnasium environment."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.gym.making import Recipe
+from perfedrl.envs.gym.recipe import Recipe
 from perfedrl.envs.gym.spaces import flattened, to_actions
 from perfedrl.errors import UserError
 
@@ -14,19 +14,19 @@ DRAWS = "rgb_array"
 
 
 class PictureError(UserError):
-    """There is no picture, and why."""
+    """The environment could not be rendered."""
 
 
 def rendered(
     recipe: Recipe, name: str, decide: Callable[[Any, Any], np.ndarray], longest: int, noise: int, seed: int = 0
 ) -> list[np.ndarray]:
-    """Play one episode and keep what the environment draws of every step."""
+    """Play one episode and return the rendered frame of every step."""
     probe = recipe()
     modes = probe.metadata.get("render_modes", [])
     probe.close()
     if DRAWS not in modes:
-        raise PictureError(f"{name}: the environment has no way to draw itself ({DRAWS!r} is not among {modes})")
-    # What draws the classic environments wants no screen and says hello otherwise.
+        raise PictureError(f"{name}: the environment cannot be rendered ({DRAWS!r} is not among its modes {modes})")
+    # pygame, which draws the classic environments: without a screen, and without its greeting.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     env = None
@@ -41,8 +41,8 @@ def rendered(
             if terminated or truncated:
                 break
         return frames
-    except Exception as error:  # of graphics libraries, which fail in many ways on machines without a screen
-        raise PictureError(f"{name}: the environment could not draw itself here: {error}") from error
+    except Exception as error:  # graphics libraries fail in many ways on machines without a screen
+        raise PictureError(f"{name}: the environment could not be rendered here: {error}") from error
     finally:
         if env is not None:
             env.close()

@@ -1,4 +1,4 @@
-"""One agent's environment: a registered id or a factory, made with the agent's own physics."""
+"""Recipes for one agent's Gymnasium environment: a registered id or a factory, and the agent's own physics."""
 
 import copy
 import importlib
@@ -14,7 +14,7 @@ Factory = Callable[..., Any]
 
 
 def gymnasium() -> Any:
-    """The package, where it is installed."""
+    """Import the package, an optional dependency."""
     try:
         return importlib.import_module("gymnasium")
     except ImportError as error:
@@ -23,11 +23,11 @@ def gymnasium() -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make one agent's environment, as often as there are episodes side by side; travels to worker processes.
+    """How to make one agent's environment, once for every parallel episode; it is sent to worker processes.
 
-    `values` are what tells this agent from others: arguments of the constructor, or attributes that the constructor
-    sets. The latter take the agent's value at the moment they are set, so that all that the constructor derives from
-    them is derived from that value.
+    `values` are the parameters in which this agent differs from others: arguments of the constructor, or attributes
+    that the constructor sets. An attribute takes the agent's value at the moment it is set, so that everything the
+    constructor derives from it follows from that value.
     """
 
     source: str | Factory
@@ -48,7 +48,7 @@ class Recipe:
         if isinstance(creator, str):
             creator = gym.envs.registration.load_env_creator(creator)
         if creator is None:
-            raise UserError(f"the environment {self.name!r} says nothing of how it is made (it has no entry point)")
+            raise UserError(f"the environment {self.name!r} has no entry point, and so it cannot be made")
         spec.entry_point = lambda **arguments: varied(creator, arguments, self.values, self.name)
         try:
             with warnings.catch_warnings():
@@ -59,6 +59,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
+        """The id, or the name of the factory."""
         return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
 
     @property
@@ -70,7 +71,7 @@ class Recipe:
 
 
 def imported(name: str) -> Factory | None:
-    """The factory that `module:function` names; None for an id of Gymnasium, which may have a module before it too."""
+    """Import the factory `module:function`; return None for a Gymnasium id, which may have a module before it too."""
     module, _, attribute = name.partition(":")
     if not attribute:
         return None
@@ -82,23 +83,23 @@ def imported(name: str) -> Factory | None:
 
 
 def specification(name: str) -> Any:
-    """What Gymnasium has registered under an id."""
+    """Return the specification that Gymnasium has registered under an id."""
     gym = gymnasium()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is a newer version
+            warnings.simplefilter("ignore")  # of newer versions
             if ":" in name:
-                importlib.import_module(name.partition(":")[0])  # registers it
+                importlib.import_module(name.partition(":")[0])  # this registers the id
             return gym.spec(name.rpartition(":")[2])
     except (gym.error.Error, ImportError) as error:
         raise UserError(f"Gymnasium knows no environment {name!r}{nearest(name, gym.registry)}") from error
 
 
 def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
-    """What a factory makes with an agent's values: as arguments where it takes them, as attributes elsewhere."""
+    """Make an environment with an agent's values: as arguments where the factory takes them, else as attributes."""
     try:
         accepted: Mapping[str, inspect.Parameter] = inspect.signature(factory).parameters
-    except ValueError:  # of what is written in C
+    except ValueError:  # functions written in C have no signature
         accepted = {}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and not isinstance(factory, type)
     own = {key: value for key, value in values.items() if key in accepted or takes_all}
@@ -116,9 +117,9 @@ def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, 
 
 
 def overridden(kind: type, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
-    """An object of a class whose constructor found other values in the attributes it set.
+    """Make an object whose constructor sets attributes to given values instead of its own.
 
-    The class is another one only while the constructor runs; what later calls set is left alone.
+    A temporary subclass overrides them while the constructor runs; later assignments are not affected.
     """
     seen, set_as_usual = set(), cast(Callable[..., None], kind.__setattr__)
 
@@ -137,12 +138,13 @@ def overridden(kind: type, arguments: Mapping[str, Any], values: Mapping[str, An
 
 
 def check_known(missing: list[str], known: list[str], name: str) -> None:
+    """Reject varying parameters that an environment does not have."""
     if missing:
         raise UserError(f"vary: the environment {name!r} has no parameter {missing[0]!r}{nearest(missing[0], known)}")
 
 
 def public(env: Any) -> list[str]:
-    """The numbers that an environment keeps by name, its own and its class's."""
+    """List the public numeric attributes of an environment and its class."""
     number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)  # noqa: E731
     names = {*vars(env), *(key for kind in type(env).__mro__ for key in vars(kind))}
     return sorted(key for key in names if not key.startswith("_") and number(getattr(env, key, None)))
