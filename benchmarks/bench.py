@@ -37,10 +37,13 @@ def numpy_seconds(variant: str, seeds: int) -> float:
     total = 0.0
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        draw = lambda *at, rng=rng: rng.random((at[-1], STEPS_PER_EPISODE, 3))  # noqa: E731
-        run = lambda draw=draw: train(  # noqa: E731
-            agents, variant, draw, alpha=2.0, beta=0.3, rounds=ROUNDS, local_steps=5, m=10
-        )
+
+        def draw(*at, rng=rng):
+            return rng.random((at[-1], STEPS_PER_EPISODE, 3))
+
+        def run(draw=draw):
+            return train(agents, variant, draw, alpha=2.0, beta=0.3, rounds=ROUNDS, local_steps=5, m=10)
+
         total += clock(run)
     return total * SEEDS / seeds
 
@@ -53,7 +56,10 @@ def against_numpy(peer_seeds: int) -> None:
         peer = numpy_seconds(variant, peer_seeds)
         sim = simulation(variant, SEEDS)
         start = sim.start()
-        train_all = lambda sim=sim, start=start: sim.advance(start, 0, ROUNDS)  # noqa: E731
+
+        def train_all(sim=sim, start=start):
+            return sim.advance(start, 0, ROUNDS)
+
         cold = statistics.median(clock_cold(train_all) for _ in range(3))
         warm = statistics.median(clock(train_all) for _ in range(5))
         trajectories = SEEDS * 8 * ROUNDS * sim.algorithms[0].trajectories_per_round

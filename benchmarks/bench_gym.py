@@ -60,7 +60,10 @@ def ours(params: Params, agents: int, episodes: int, repeats: int) -> Rate:
     """Cart-poles of different lengths, all agents and episodes in one compiled call that uses every core."""
     poles = ENVS["cart-pole"](agents=agents, held_out=0, horizon=HORIZON).train
     cores = len(jax.local_devices())
-    sample = lambda task, key, params: RolloutSampler(task, POLICY).sample(params, key, episodes)  # noqa: E731
+
+    def sample(task, key, params):
+        return RolloutSampler(task, POLICY).sample(params, key, episodes)
+
     call = compilation.jit(lambda tasks, keys: over_replicas(sample, (tasks, keys), (params,), cores))
     keys = jax.random.split(jax.random.key(0), agents)
     seconds = repeated(lambda: jax.block_until_ready(call(poles, keys)), repeats)
@@ -70,7 +73,10 @@ def ours(params: Params, agents: int, episodes: int, repeats: int) -> Rate:
 
 def gymnasium(params: Params, parallel: int, steps: int, repeats: int) -> Rate:
     """SyncVectorEnv of CartPole-v1, resetting within the step that ends an episode, and the policy in NumPy."""
-    make = lambda: gym.make("CartPole-v1", max_episode_steps=HORIZON + 1)  # noqa: E731
+
+    def make():
+        return gym.make("CartPole-v1", max_episode_steps=HORIZON + 1)
+
     envs = gym.vector.SyncVectorEnv([make] * parallel, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     rng, act = np.random.default_rng(0), in_numpy(params)
 
@@ -88,7 +94,10 @@ def adapted(params: Params, parallel: int, steps: int, repeats: int) -> Rate:
     """The same environments through perfedrl: whole episodes as an agent samples them, as many slots side by side."""
     fleet = gymnasium_fleet("CartPole-v1", agents=1, horizon=HORIZON, parallel=parallel)
     sampler = fleet.task(0).sampler(POLICY)
-    play = lambda m: sampler.sample(params, jax.random.key(0), m)  # noqa: E731
+
+    def play(m):
+        return sampler.sample(params, jax.random.key(0), m)
+
     length = float(np.sum(play(parallel).mask)) / parallel
     episodes = max(1, round(steps / length)) * parallel
     seconds = repeated(lambda: play(episodes), repeats)

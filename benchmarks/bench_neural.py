@@ -43,7 +43,10 @@ def meta_training(peer_seeds: int) -> None:
     peer *= SEEDS / peer_seeds
     sim = simulation(meta_config(SEEDS))
     begin = sim.start()
-    train_all = lambda: sim.advance(begin, 0, 150)  # noqa: E731
+
+    def train_all():
+        return sim.advance(begin, 0, 150)
+
     cold = statistics.median(clock_cold(train_all) for _ in range(3))
     warm = statistics.median(clock(train_all) for _ in range(5))
     decisions = SEEDS * 6 * 15_000 * 21
@@ -65,7 +68,10 @@ def exact_step(m_h: int = 1000) -> None:
     )
     sim = simulation(curvature_configs(SEEDS, False)[m_h])
     begin = sim.start()
-    one_round = lambda: sim.advance(begin, 0, 1)  # noqa: E731
+
+    def one_round():
+        return sim.advance(begin, 0, 1)
+
     cold = clock_cold(one_round)
     steps = SEEDS * 6 * 5
     warm = statistics.median(clock(one_round) for _ in range(5)) / steps

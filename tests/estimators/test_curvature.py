@@ -45,16 +45,18 @@ def credited(policy, theta, b, discount, baseline):
 
 
 def _products(form, baseline, policy, theta, batches, discount, v):
-    one = lambda b: form.product(  # noqa: E731
-        policy, theta, b, credited(policy, theta, b, discount, baseline), v, discount
-    )
+    def one(b):
+        return form.product(policy, theta, b, credited(policy, theta, b, discount, baseline), v, discount)
+
     return jax.vmap(one)(batches)
 
 
 def _gradients(baseline, policy, theta, batches, discount):
-    one = lambda b: pf.estimators.policy_gradient(  # noqa: E731
-        policy.log_prob, theta, b, credited(policy, theta, b, discount, baseline).advantage
-    )
+    def one(b):
+        return pf.estimators.policy_gradient(
+            policy.log_prob, theta, b, credited(policy, theta, b, discount, baseline).advantage
+        )
+
     return jax.vmap(one)(batches)
 
 
@@ -108,7 +110,10 @@ def test_a_baseline_that_saw_the_trajectory_itself_would_be_biased():
     """The mean of the whole batch, own trajectory included: what the check above would not let pass."""
     mdp, policy, theta, _ = small()
     t = enumerate_trajectories(mdp)
-    own = lambda policy, params, b, R, discount: jnp.broadcast_to(R.mean(axis=0), R.shape)  # noqa: E731
+
+    def own(policy, params, b, R, discount):
+        return jnp.broadcast_to(R.mean(axis=0), R.shape)
+
     with jax.enable_x64(True):
         g = gradients(own, policy, theta, all_pairs(t), mdp.discount)
         mean = np.asarray(jnp.einsum("x,x...->...", weights(policy, theta, t), g))
@@ -189,7 +194,10 @@ def test_products_are_linear_and_no_array_grows_with_batch_times_parameters(form
     obs = jax.random.normal(jax.random.key(1), (m, T, 2))
     action = jax.random.randint(jax.random.key(2), (m, T), 0, 4)
     b = Trajectory(obs, action, jnp.ones((m, T)), jnp.ones((m, T)))
-    product = lambda v: MADE[form].product(policy, params, b, Credit(b.reward), v, 0.9)  # noqa: E731
+
+    def product(v):
+        return MADE[form].product(policy, params, b, Credit(b.reward), v, 0.9)
+
     v = jax.tree.map(jnp.ones_like, params)
     twice = jax.jit(product)(jax.tree.map(lambda x: 2 * x, v))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, 2 * y, rtol=2e-4, atol=1e-5), twice, jax.jit(product)(v))
@@ -199,7 +207,10 @@ def test_products_are_linear_and_no_array_grows_with_batch_times_parameters(form
 def test_leave_one_out_is_the_mean_of_the_others_and_a_single_trajectory_has_none():
     R = jnp.asarray([[1.0, 2.0], [3.0, 4.0], [8.0, 0.0]])
     b = Trajectory(R, R, R, R)
-    of = lambda R: BASELINES["leave-one-out"]()(None, R, b, R, 0.9)  # noqa: E731
+
+    def of(R):
+        return BASELINES["leave-one-out"]()(None, R, b, R, 0.9)
+
     np.testing.assert_allclose(of(R), [[5.5, 2.0], [4.5, 1.0], [2.0, 3.0]])
     np.testing.assert_array_equal(of(R[:1]), 0)
 
@@ -229,7 +240,10 @@ def test_a_critic_takes_noise_off_the_gradient_and_learns_returns():
     A = credit(policy, agent.forms.baseline, task.discount, params, b)
     shift = pf.estimators.policy_gradient(policy.actor.log_prob, params["actor"], b, A.baseline)
     jax.tree.map(lambda x, y, z: np.testing.assert_allclose(x, y - z, rtol=1e-4, atol=1e-5), g["actor"], plain, shift)
-    fit = lambda p: policy.value_fit(p, b, A.returns / largest(b, task.discount))  # noqa: E731
+
+    def fit(p):
+        return policy.value_fit(p, b, A.returns / largest(b, task.discount))
+
     better = jax.tree.map(lambda x, d: x + 0.1 * d, params, g)
     assert fit(better) > fit(params), "its part of the gradient climbs its fit"
 

@@ -97,7 +97,10 @@ def test_less_of_a_noisier_term_is_believed():
     agent, v = Noisy(exact.Exact(policy)(mdp)), jax.random.normal(jax.random.key(2), (3, 2))
     shares = []
     for m in (4, 10**6, 10**10):
-        step = lambda state, key, m=m: (Shrunk()(agent, theta, 0.7, v, key, m, state)[1], None)  # noqa: E731
+
+        def step(state, key, m=m):
+            return (Shrunk()(agent, theta, 0.7, v, key, m, state)[1], None)
+
         state, _ = jax.jit(lambda keys, step=step: jax.lax.scan(step, Shrunk().init(), keys))(KEYS_60)
         shares.append(float(jnp.clip(state.signal / state.signal_and_noise, 0, 1)))
     assert shares[0] < shares[1] < shares[2] <= 1
@@ -198,7 +201,10 @@ def test_several_steps_are_the_gradient_through_all_of_them(steps, x64):
 def test_step_sizes_of_their_own_enter_the_jacobian(x64):
     mdp, policy, theta = problem()
     alpha, agent = jnp.asarray(np.random.default_rng(3).uniform(0.1, 1, theta.shape)), exact.Exact(policy)(mdp)
-    after = lambda t: exact.J(policy, mdp, t + alpha * jax.grad(lambda x: exact.J(policy, mdp, x))(t))  # noqa: E731
+
+    def after(t):
+        return exact.J(policy, mdp, t + alpha * jax.grad(lambda x: exact.J(policy, mdp, x))(t))
+
     came = jax.jit(lambda t: meta_gradient(agent, t, alpha, KEYS, 1, 1, 1))(jnp.asarray(theta))
     np.testing.assert_allclose(came, jax.grad(after)(jnp.asarray(theta)), **close)
 
@@ -206,7 +212,10 @@ def test_step_sizes_of_their_own_enter_the_jacobian(x64):
 def test_memory_grows_with_the_steps_by_parameter_vectors_alone():
     """Trajectories of a step are gone when the next begins: 8 steps need what 2 need, and a few vectors more."""
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jnp.zeros((9, 4))
-    program = lambda n: jax.jit(lambda t: meta_gradient(agent, t, 0.5, KEYS, 50, 50, 50, n))  # noqa: E731
+
+    def program(n):
+        return jax.jit(lambda t: meta_gradient(agent, t, 0.5, KEYS, 50, 50, 50, n))
+
     needed = [program(n).lower(theta).compile().memory_analysis().temp_size_in_bytes for n in (2, 8)]
     assert needed[1] - needed[0] <= 6 * 4 * theta.nbytes
     assert needed[0] > 50 * 6 * 4 * 4, "one batch is much more than that"
@@ -312,9 +321,10 @@ def test_configs_that_set_an_optional_setting_do_not_train_with_those_that_do_no
     from perfedrl.experiments.config import make_config
 
     table = {"name": "x", "seeds": 1, "rounds": 1, "fleet": {"env": "gridworld"}, "policy": {"name": "table"}}
-    make = lambda **more: make_config(  # noqa: E731
-        {**table, "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.3, **more}}
-    )
+
+    def make(**more):
+        return make_config({**table, "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.3, **more}})
+
     assert make().trains_with != make(clip=0.5).trains_with == make(clip=0.7).trains_with
     with pytest.raises(UserError, match="two trajectories"):
         make_config(

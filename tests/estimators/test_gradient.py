@@ -128,9 +128,16 @@ def test_mean_of_the_meta_gradient_factors_over_its_three_batches__eq_7(shape, x
     @jax.jit
     def estimates(i):
         adapted = theta + alpha * agent.gradient(theta, index_key(i), 1)
-        keys = lambda j, k: StepKeys(*map(index_key, (i, j, k)))  # noqa: E731
-        exact_form = lambda j, k: meta_gradient(agent, theta, alpha, keys(j, k), 1, 1, 1)  # noqa: E731
-        first_order = lambda k: first_order_gradient(agent, theta, alpha, keys(0, k), 1, 1)  # noqa: E731
+
+        def keys(j, k):
+            return StepKeys(*map(index_key, (i, j, k)))
+
+        def exact_form(j, k):
+            return meta_gradient(agent, theta, alpha, keys(j, k), 1, 1, 1)
+
+        def first_order(k):
+            return first_order_gradient(agent, theta, alpha, keys(0, k), 1, 1)
+
         every = jnp.arange(n)
         full = jax.vmap(lambda j: jax.vmap(lambda k: exact_form(j, k))(every))(every)
         return adapted, law(policy, adapted, t), full, jax.vmap(first_order)(every)
@@ -168,7 +175,10 @@ def test_no_array_grows_with_batch_times_parameters_or_parameters_squared():
     m, T, d = 50, 3, 400
     policy = pf.TableSoftmax(100, 4)
     b = Trajectory(jnp.zeros((m, T), int), jnp.zeros((m, T), int), jnp.ones((m, T)), jnp.ones((m, T)))
-    product = lambda theta, v: score(policy, theta, b, Credit(b.reward), v)  # noqa: E731
+
+    def product(theta, v):
+        return score(policy, theta, b, Credit(b.reward), v)
+
     program = jax.make_jaxpr(product)(jnp.zeros((100, 4)), jnp.ones((100, 4)))
     assert d <= max(sizes(program.jaxpr)) < m * d
     jacobian = jax.make_jaxpr(lambda t: jax.jit(jax.jacobian(lambda t: (b.reward @ b.reward.T) * t.sum()))(t))(

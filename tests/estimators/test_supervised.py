@@ -56,7 +56,9 @@ def whole(curvature="causal", policy=LOGISTIC, data=None) -> DataObjective:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_meta_gradient_of_all_examples_is_that_of_the_objective_after_adaptation(x64, policy, steps):
     data, theta = examples(), policy.init(jax.random.key(3))
-    f = lambda w: mean_log_likelihood(policy, w, data)  # noqa: E731
+
+    def f(w):
+        return mean_log_likelihood(policy, w, data)
 
     def F(w):
         for _ in range(steps):
@@ -103,7 +105,10 @@ def test_every_example_is_drawn_equally_often():
 
 def test_the_hessian_free_variant_converges_to_the_exact_one_with_the_square_of_its_step(x64):
     theta, v = MLPSoftmax((3, 4, 2)).init(jax.random.key(3)), MLPSoftmax((3, 4, 2)).init(jax.random.key(4))
-    product = lambda form: ravel_pytree(whole(form, MLPSoftmax((3, 4, 2))).curvature(theta, v, KEY, 2))[0]  # noqa: E731
+
+    def product(form):
+        return ravel_pytree(whole(form, MLPSoftmax((3, 4, 2))).curvature(theta, v, KEY, 2))[0]
+
     errors = [np.linalg.norm(product(CentralDifferences(step)) - product("causal")) for step in (0.1, 0.05, 0.025)]
     assert errors[0] > 1e-6
     np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 4, rtol=0.05)
@@ -214,7 +219,9 @@ def test_a_fleet_that_cannot_be_is_refused(settings, said):
 
 
 def test_a_fleet_of_ones_own_examples():
-    own = lambda labels: Classification(Examples(np.zeros((2, 3), np.float32), np.asarray(labels)), examples(2), 2)  # noqa: E731
+    def own(labels):
+        return Classification(Examples(np.zeros((2, 3), np.float32), np.asarray(labels)), examples(2), 2)
+
     assert fleet([own([0, 1]), own([1, 1])]).agents == 2
     with pytest.raises(pf.UserError, match="labels must be from 0 to 1"):
         own([0, 2])

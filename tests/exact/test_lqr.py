@@ -70,7 +70,7 @@ def test_it_would_not_if_inputs_were_all_alike():
     ends = lqr(2, 0, epsilon=0.5, input_epsilon=0.0, vary={"perturbation": {"train": [0.0, 1.0]}})
     assert lq.radius(ends.task(0), START) < 1 < lq.radius(ends.task(1), START)
     with pytest.raises(pf.UserError, match=r"does not stabilize agent 1, whose closed loop has spectral radius 1\.3"):
-        pf.evaluation.exact(ends, pf.estimators.Sampled(LinearGaussian(START)))
+        pf.simulation.evaluation.exact(ends, pf.estimators.Sampled(LinearGaussian(START)))
 
 
 def test_an_episode_by_hand():
@@ -115,7 +115,10 @@ def test_closed_forms_are_the_derivatives_by_autodiff(any_task, x64):
 @jax.jit
 def by_autodiff(task, K, V):
     """C, its gradient, its Hessian along V, and the meta-gradient; through the doubling iteration, not the formulas."""
-    value = lambda K: lq.C(task, K)  # noqa: E731
+
+    def value(K):
+        return lq.C(task, K)
+
     slope = jax.grad(value)
     (g, along), after = jax.jvp(slope, (K,), (V,)), jax.grad(lambda K: value(K - 0.01 * slope(K)))(K)
     return value(K), g, along, after
@@ -123,7 +126,10 @@ def by_autodiff(task, K, V):
 
 def test_closed_forms_are_the_derivatives_by_differences(task):
     h, V = 1e-5, DIRECTION
-    central = lambda f: (f(NEAR + h * V) - f(NEAR - h * V)) / (2 * h)  # noqa: E731
+
+    def central(f):
+        return (f(NEAR + h * V) - f(NEAR - h * V)) / (2 * h)
+
     assert central(lambda K: lq.cost(task, K)) == pytest.approx(np.sum(lq.gradient(task, NEAR) * V), rel=1e-6)
     np.testing.assert_allclose(central(lambda K: lq.gradient(task, K)), lq.hessian(task, NEAR, V), rtol=1e-6)
     by_meta = central(lambda K: lq.meta_cost(task, K, 0.01))
@@ -162,7 +168,10 @@ def test_average_and_meta_optimal_gains_are_stationary_and_agree_without_heterog
     np.testing.assert_allclose(np.mean([lq.gradient(s, average) for s in systems], axis=0), 0, atol=1e-5)
     meta = lq.meta_optimal_gain(systems, average, 0.005)
     np.testing.assert_allclose(np.mean([lq.meta_gradient(s, meta, 0.005) for s in systems], axis=0), 0, atol=1e-5)
-    after = lambda K: np.mean([lq.meta_cost(s, K, 0.005) for s in systems])  # noqa: E731
+
+    def after(K):
+        return np.mean([lq.meta_cost(s, K, 0.005) for s in systems])
+
     assert after(meta) < after(average) < np.mean([lq.cost(s, average) for s in systems])
     same = lq.systems(lqr(2, 0, epsilon=0.0))
     np.testing.assert_allclose(lq.average_optimal_gain(same, START), lq.optimal_gain(same[0]), atol=1e-6)
@@ -248,14 +257,24 @@ def test_smoothing_over_an_orthogonal_frame_is_exact_for_quadratics_and_second_o
     """The mean of U U^T over the frame is I / d, as over the sphere: symmetric directions stand for all."""
     frame = np.linalg.qr(RNG.normal(size=(9, 9)))[0]
     M, b, theta = RNG.normal(size=(9, 9)), RNG.normal(size=9), NEAR.ravel()
-    quadratic = lambda x, _: x @ M @ x + b @ x + 3.0  # noqa: E731
-    one_by_one = lambda f: lambda U, keys: np.stack([f(u, k) for u, k in zip(U, keys, strict=True)])  # noqa: E731
-    smooth = lambda f, U, r, points: smoothed_gradient(f, theta, U, np.zeros(len(U)), r, points, one_by_one)  # noqa: E731
+
+    def quadratic(x, _):
+        return x @ M @ x + b @ x + 3.0
+
+    def one_by_one(f):
+        return lambda U, keys: np.stack([f(u, k) for u, k in zip(U, keys, strict=True)])
+
+    def smooth(f, U, r, points):
+        return smoothed_gradient(f, theta, U, np.zeros(len(U)), r, points, one_by_one)
+
     np.testing.assert_allclose(smooth(quadratic, frame, 0.3, 2), (M + M.T) @ theta + b, rtol=1e-5)
     both = np.concatenate([frame, -frame])
     np.testing.assert_allclose(smooth(quadratic, both, 0.3, 1), (M + M.T) @ theta + b, rtol=1e-4)
     true = lq.gradient(task, NEAR).ravel()
-    cost = lambda x, _: lq.cost(task, x.reshape(3, 3))  # noqa: E731
+
+    def cost(x, _):
+        return lq.cost(task, x.reshape(3, 3))
+
     errors = [np.linalg.norm(np.float64(smooth(cost, frame, r, 2)) - true) for r in (0.2, 0.1)]
     assert 3.5 < errors[0] / errors[1] < 5
 
@@ -269,7 +288,10 @@ def test_zeroth_order_estimates_are_near_the_exact_ones(task, x64):
     policy, key = LinearGaussian(NEAR, std=0.0), jax.random.key(3)
     objective = ZerothOrder(policy, radius=0.02)(long)
     params, v = {"gain": jnp.asarray(NEAR)}, {"gain": jnp.asarray(DIRECTION)}
-    both = lambda k: (objective.gradient(params, k, 128), objective.curvature(params, v, k, 128))  # noqa: E731
+
+    def both(k):
+        return (objective.gradient(params, k, 128), objective.curvature(params, v, k, 128))
+
     g, h = (x["gain"] for x in jit(jax.vmap(both))(jax.random.split(key, 16)))
     for estimates, true in ((g, -lq.gradient(task, NEAR)), (h, -lq.hessian(task, NEAR, DIRECTION))):
         far = np.abs(estimates.mean(0) - true)

@@ -63,14 +63,24 @@ def test_derivatives_agree_with_central_differences_to_5e_8():
     fleet = pf.gridworld()
     theta = np.random.default_rng(0).normal(size=(25, 4))
     mdp, tolerance = fleet.task(0), {"rtol": 0, "atol": 5e-8}
-    J = lambda t: exact.expected_return(mdp, t)  # noqa: E731
-    F = lambda t: exact.meta_objective(fleet, t, 2.0)  # noqa: E731
+
+    def J(t):
+        return exact.expected_return(mdp, t)
+
+    def F(t):
+        return exact.meta_objective(fleet, t, 2.0)
+
     np.testing.assert_allclose(exact.gradient(mdp, theta), central_difference(J, theta), **tolerance)
     np.testing.assert_allclose(exact.meta_gradient(fleet, theta, 2.0), central_difference(F, theta), **tolerance)
     small = unstack(pf.envs.random_mdps(agents=3, states=3, actions=2, horizon=3).train)
     theta = theta[:3, :2]
-    grad_J = lambda t: exact.gradient(small[0], t)  # noqa: E731
-    grad_F = lambda t: exact.meta_gradient(small, t, 2.0)  # noqa: E731
+
+    def grad_J(t):
+        return exact.gradient(small[0], t)
+
+    def grad_F(t):
+        return exact.meta_gradient(small, t, 2.0)
+
     np.testing.assert_allclose(exact.hessian(small[0], theta), central_difference(grad_J, theta), **tolerance)
     np.testing.assert_allclose(exact.meta_hessian(small, theta, 2.0), central_difference(grad_F, theta), **tolerance)
 

@@ -42,7 +42,10 @@ def fleets(draw):
     heterogeneity = draw(st.sampled_from((0.0, 0.3, 1.0)))
     S, A, H = shape
     own = [random_mdp(rng, shape, discount) for _ in range(n)]
-    mixed = lambda name, x: (1 - heterogeneity) * getattr(own[0], name) + heterogeneity * getattr(x, name)  # noqa: E731
+
+    def mixed(name, x):
+        return (1 - heterogeneity) * getattr(own[0], name) + heterogeneity * getattr(x, name)
+
     mdps = [TabularMDP(mixed("P", x), mixed("r", x), mixed("mu", x), H, discount) for x in own]
     if draw(st.booleans()):
         return mdps, rng.normal(size=(S, A)), TableSoftmax(S, A), rng

@@ -233,7 +233,10 @@ def test_log_linear_policies_obey_their_constants__example_1(seed):
     policy = LogLinearSoftmax(rng.normal(size=(1, 3, 2)))
     theta, other = rng.normal(size=(2, 2))
     with jax.enable_x64(True):
-        logp = lambda t: jnp.stack([policy.log_prob(t, jnp.asarray(0), jnp.asarray(a)) for a in range(3)])  # noqa: E731
+
+        def logp(t):
+            return jnp.stack([policy.log_prob(t, jnp.asarray(0), jnp.asarray(a)) for a in range(3)])
+
         scores, here, there = jax.jacobian(logp)(theta), jax.hessian(logp)(theta), jax.hessian(logp)(other)
     assert np.linalg.norm(scores, axis=1).max() <= policy.G * slack
     assert np.linalg.norm(here, axis=(1, 2)).max() <= policy.M * slack
@@ -245,7 +248,10 @@ def test_log_linear_policies_obey_their_constants__example_1(seed):
 def log_softmax_derivatives(policy, flat, x):
     """The Jacobian and the Hessians of log pi(a | x) of every action."""
     unravel = ravel_pytree(policy.init(jax.random.key(0)))[1]
-    logp = lambda t: jax.nn.log_softmax(forward(unravel(t), x))  # noqa: E731
+
+    def logp(t):
+        return jax.nn.log_softmax(forward(unravel(t), x))
+
     return jax.jacobian(logp)(flat), jax.hessian(logp)(flat)
 
 

@@ -142,7 +142,10 @@ def test_a_shared_curvature_batch_adds_a_covariance__proof_of_lemma_3_step_3(sha
 def test_the_covariance_of_a_shared_inner_batch_vanishes_as_the_batch_grows():
     """The paper says that it does not; it falls as 1 / m."""
     mdp, policy, theta, sizes = fork(), pf.TableSoftmax(3, 2), np.zeros((3, 2)), np.asarray([16, 32, 64])
-    mean = lambda m, s: shared_mean(mdp, policy, theta, 1.0, int(m), s)  # noqa: E731
+
+    def mean(m, s):
+        return shared_mean(mdp, policy, theta, 1.0, int(m), s)
+
     extra = [np.linalg.norm(mean(m, "inner") - mean(m, "nothing")) for m in sizes]
     assert Curve(sizes, np.asarray(extra)).slope == pytest.approx(-1, abs=0.05)
 

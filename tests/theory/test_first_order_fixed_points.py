@@ -92,7 +92,10 @@ def test_a_stationary_mean_certifies_no_agent__remark_2():
     """News: where grad F, the mean, is zero, each agent's adapted policy can be far from stationary."""
     fleet, policy = paper_witness()
     alpha = 1 / (2 * theory.constants(fleet, policy).L_J)
-    slope = lambda x: exact.meta_gradient(fleet, np.asarray([x]), alpha, policy).item()  # noqa: E731
+
+    def slope(x):
+        return exact.meta_gradient(fleet, np.asarray([x]), alpha, policy).item()
+
     theta = np.asarray([brentq(slope, -1.0, 0.0)])
     adapted = [
         exact.gradient(m, theta + alpha * exact.gradient(m, theta, policy), policy) for m in unstack(fleet.train)

@@ -22,7 +22,10 @@ def fleet_problem(alpha=1 / 16, agents=8, gap=0.5, variant="exact", constants=BA
 @st.composite
 def any_problem(draw) -> Problem:
     """Any constants: one decision or many, patient or not, any adaptation, any fleet."""
-    number = lambda low, high: draw(st.floats(np.log10(low), np.log10(high)).map(lambda x: 10**x))  # noqa: E731
+
+    def number(low, high):
+        return draw(st.floats(np.log10(low), np.log10(high)).map(lambda x: 10**x))
+
     c = Constants(
         R_max=number(0.1, 10),
         gamma=draw(st.sampled_from((0.0, 0.5, 0.99))),
@@ -61,7 +64,10 @@ def test_the_papers_plan_meets_its_four_conditions_and_theorem_1_confirms_it__co
 @pytest.mark.parametrize("agents", [8, 10**6])
 def test_costs_scale_as_the_paper_says_over_six_decades__corollary_1(agents):
     accuracies = 10.0 ** -np.arange(2, 9)
-    power = lambda values: np.polyfit(np.log(accuracies), np.log(np.asarray(values, float)), 1)[0]  # noqa: E731
+
+    def power(values):
+        return np.polyfit(np.log(accuracies), np.log(np.asarray(values, float)), 1)[0]
+
     p = fleet_problem(agents=agents)
     for bias, trajectories in (("crude", -3.0), ("sharp", -2.5)):
         plans = [corollary_1(p, e, bias) for e in accuracies]
@@ -78,7 +84,10 @@ def test_batches_that_grow_reach_what_the_paper_leaves_open():
     """Theorem 1 at tau = 1 with batches of order 1 / epsilon: epsilon^-1 rounds and epsilon^-2 trajectories."""
     accuracies = 10.0 ** -np.arange(2, 9)
     plans = [cheapest(fleet_problem(), float(e)) for e in accuracies]
-    power = lambda name: np.polyfit(np.log(accuracies), np.log([float(getattr(x, name)) for x in plans]), 1)[0]  # noqa: E731
+
+    def power(name):
+        return np.polyfit(np.log(accuracies), np.log([float(getattr(x, name)) for x in plans]), 1)[0]
+
     assert power("K") == pytest.approx(-1, abs=0.01)
     assert power("m_out") == pytest.approx(-1, abs=0.01)
     assert power("trajectories") == pytest.approx(-2, abs=0.01)
@@ -116,7 +125,10 @@ def test_no_plan_is_cheaper__by_brute_force(given):
     tau = given.get("tau", 1)
     c, needed = p.constants, inner_batch(p, epsilon, "best")
     best = inf
-    grid = lambda name: [given[name]] if name in given else np.unique(np.geomspace(1, 1e4, 120).astype(int))  # noqa: E731
+
+    def grid(name):
+        return [given[name]] if name in given else np.unique(np.geomspace(1, 1e4, 120).astype(int))
+
     for m_h, m_out in product(grid("m_h"), grid("m_out")):
         m_in = np.unique(np.geomspace(needed, 1e4, 160).astype(int))
         a, b = (c.alpha * c.L_J) ** 2, (1 + c.alpha * c.L_J) ** 2
@@ -175,7 +187,10 @@ def test_a_budget_near_what_drift_allows_is_met_by_whole_numbers_of_steps():
 def test_a_given_step_size_is_kept_with_a_budget_of_rounds_or_refused():
     p, epsilon = fleet_problem(), 1e-3
     reach = sqrt(epsilon / 6) / (p.constants.L_F * p.constants.G_F)
-    budget = lambda progress: ceil(8 * p.gap / (progress * epsilon))  # noqa: E731
+
+    def budget(progress):
+        return ceil(8 * p.gap / (progress * epsilon))
+
     plan = cheapest(p, epsilon, Given(beta=0.3 * reach, K=budget(0.8 * reach)))
     assert (plan.beta, plan.tau) == (0.3 * reach, 3)
     with pytest.raises(pf.UserError, match=r"condition \(ii\) drift allows .* 1.5 times as many"):
@@ -266,7 +281,10 @@ def test_regimes_end_where_the_paper_says__section_5():
     names = [regime(BANDIT.at(a), 0.01).name for a in (0.0, r.vanishing, r.moderate, 1.01 * r.moderate)]
     assert [name.split()[0] for name in names] == ["none", "vanishing", "moderate", "above"]
     assert regime(BANDIT.at(r.vanishing)).name.startswith("moderate"), "no accuracy is asked for"
-    at = lambda alpha: BANDIT.at(alpha).L_F  # noqa: E731
+
+    def at(alpha):
+        return BANDIT.at(alpha).L_F
+
     assert at(r.dagger) <= L * ((1 + r.dagger * L) ** 2 + 1) * (1 + 1e-12), (
         "the third-order term is L_J at alpha-dagger"
     )

@@ -24,7 +24,10 @@ slack = 1 + 1e-9
 @jax.jit
 def values_and_squares(policy, mdps, points, alpha):
     """F and |grad F|^2 at many points."""
-    F = lambda theta: jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, theta, alpha))(mdps))  # noqa: E731
+
+    def F(theta):
+        return jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, theta, alpha))(mdps))
+
     value, gradient = jax.vmap(jax.value_and_grad(F))(points)
     return value, jnp.sum(gradient**2, axis=(1, 2))
 
@@ -90,7 +93,9 @@ def test_the_mean_over_all_runs_is_within_the_bound__theorem_1_and_corollary_2(r
 @partial(jax.jit, static_argnums=(5, 6, 7))
 def noiseless_squares(policy, mdps, theta, alpha, beta, rounds, tau, variant):
     """|grad F|^2 at the virtual averages of a run with exact gradients, [round, local step]."""
-    F = lambda theta: jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, theta, alpha))(mdps))  # noqa: E731
+
+    def F(theta):
+        return jnp.mean(jax.vmap(lambda mdp: exact.F(policy, mdp, theta, alpha))(mdps))
 
     def direction(mdp, theta):
         if variant == "first-order":
