@@ -1,4 +1,4 @@
-"""Curvature forms and baselines: what is claimed unbiased is, over all batches of small MDPs, without a tolerance."""
+"""Curvature forms and baselines: unbiasedness is proven by enumerating all batches of small MDPs."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ FREE = [name for name in BASELINES if name != "critic"]
 
 
 def small(seed=0, shape=(2, 2, 1), discount=0.9):
-    """A two-state MDP, of which all pairs of trajectories can be listed; parameters and a direction."""
+    """A two-state MDP small enough to enumerate all pairs of trajectories; parameters and a direction."""
     rng = np.random.default_rng(seed)
     mdp = random_mdp(rng, shape, discount)
     return mdp, TableSoftmax(*shape[:2]), rng.normal(size=shape[:2]), rng.normal(size=shape[:2])
@@ -73,7 +73,7 @@ def weights(policy, theta, t):
     [(name, "leave-one-out") for name in UNBIASED_FORMS] + [(name, "ridge") for name in ("score", "dice", "causal")],
 )
 def test_products_are_unbiased_with_baselines__eq_3(form, baseline):
-    """Over all pairs of trajectories: baselines see the other one, so pairs are the smallest batch that tells."""
+    """Enumerate pairs of trajectories, the smallest batches in which baselines depend on another trajectory."""
     mdp, policy, theta, v = small()
     t = enumerate_trajectories(mdp)
     with jax.enable_x64(True):
@@ -107,7 +107,7 @@ def test_gradients_are_unbiased_with_every_baseline__eq_2(baseline, shape):
 
 
 def test_a_baseline_that_saw_the_trajectory_itself_would_be_biased():
-    """The mean of the whole batch, own trajectory included: what the check above would not let pass."""
+    """The mean of the whole batch, own trajectory included, fails the test of unbiasedness above."""
     mdp, policy, theta, _ = small()
     t = enumerate_trajectories(mdp)
 
@@ -268,7 +268,7 @@ def test_entropy_is_rewarded_along_with_the_return():
     np.testing.assert_allclose(rewarded - plain, 0.5 * jax.grad(bonus)(theta), rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_work_together_is_refused():
+def test_incompatible_forms_are_refused():
     arc, table = pf.envs.arc(), pf.gridworld(width=2)
     for task, policy, settings_ in (
         (arc.task(0), MLPSoftmax((2, 4, 8)), {"baseline": "critic"}),

@@ -45,7 +45,7 @@ def problem(seed=0):
 
 
 class Noisy:
-    """An exact agent whose curvature has noise of a known law: of standard deviation 1 / sqrt(m) in each direction."""
+    """An exact agent whose curvature has Gaussian noise of standard deviation 1 / sqrt(m) in each component."""
 
     traceable = True
 
@@ -91,8 +91,8 @@ def test_control_without_curvature_trajectories_is_the_first_order_estimate(name
     np.testing.assert_array_equal(without, first_order_gradient(agent, theta, 0.7, KEYS, 4, 5))
 
 
-def test_less_of_a_noisier_term_is_believed():
-    """Noise of standard deviation 1 / sqrt(m): the fewer trajectories, the less is left of the term."""
+def test_noisier_curvature_terms_are_shrunk_more():
+    """With noise of standard deviation 1 / sqrt(m), the shrinkage factor falls with the number of trajectories."""
     mdp, policy, theta = problem()
     agent, v = Noisy(exact.Exact(policy)(mdp)), jax.random.normal(jax.random.key(2), (3, 2))
     shares = []
@@ -145,8 +145,8 @@ def test_inner_products_of_halves_estimate_squared_lengths_without_bias():
 
 
 @pytest.mark.parametrize(("noise", "signal", "expected"), [(1e-6, 100.0, 4), (1e6, 1e-6, 4), (50.0, 40.0, 10)])
-def test_the_split_goes_where_it_helps_most(noise, signal, expected):
-    """Hardly any noise, or hopelessly much: four trajectories to keep watching. In between: many."""
+def test_the_split_minimizes_the_predicted_error(noise, signal, expected):
+    """With very little or very much noise the smallest curvature batch is chosen, in between a larger one."""
     known = BatchSplitMoments(jnp.asarray(1.0), jnp.asarray(noise), jnp.asarray(signal), jnp.asarray(1.0))
     sizes = candidate_sizes(20)
     assert sizes == [4, 5, 10, 15]
@@ -210,7 +210,7 @@ def test_step_sizes_of_their_own_enter_the_jacobian(x64):
 
 
 def test_memory_grows_with_the_steps_by_parameter_vectors_alone():
-    """Trajectories of a step are gone when the next begins: 8 steps need what 2 need, and a few vectors more."""
+    """Trajectories are not kept from step to step: 8 steps need the memory of 2 and a few vectors more."""
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jnp.zeros((9, 4))
 
     def program(n):
@@ -248,7 +248,7 @@ def test_learned_step_sizes_climb_by_the_cosine_of_adaptation_and_outer_gradient
     np.testing.assert_allclose(upload.theta, plain, **close)
 
 
-def test_an_agent_that_earned_nothing_learns_nothing_and_breaks_nothing():
+def test_zero_rewards_change_no_parameters_and_give_no_nan():
     mdp = pf.envs.TabularMDP(np.ones((1, 2, 1)), np.zeros((1, 2)), np.ones(1), 2, 0.9)
     agent, theta = Sampled(TableSoftmax(1, 2))(mdp), jnp.zeros((1, 2))
     for settings in ({"learn_alpha": "scalar"}, {"control": "shrink"}, {"control": "auto"}, {"control": "limit"}):
@@ -298,7 +298,7 @@ def test_a_clipped_step_is_at_most_beta_times_the_limit():
         ({"adaptation_steps": 0}, "adaptation_steps"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, said):
+def test_invalid_settings_of_per_fedavg_pg_are_refused(settings, said):
     with pytest.raises(UserError, match=said):
         pf.PerFedAvgPG(1.0, 0.3, **settings)
 
@@ -332,7 +332,7 @@ def test_configs_that_set_an_optional_setting_do_not_train_with_those_that_do_no
         )
 
 
-def test_the_theory_speaks_of_the_paper_s_form_alone():
+def test_the_theory_refuses_extensions_of_the_algorithm():
     with pytest.raises(UserError, match="leave out control, clip"):
         pf.theory.fleet_problem.settings(pf.PerFedAvgPG(1.0, 0.3, control="limit", clip=1.0))
     assert isinstance(Shrunk().init(), ShrinkageState)

@@ -1,4 +1,4 @@
-"""Estimators: their expectation over all trajectories is the exact quantity, without a sampling tolerance."""
+"""Gradient estimators: their expectation, summed over all trajectories, equals the exact quantity."""
 
 import jax
 import jax.numpy as jnp

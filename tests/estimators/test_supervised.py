@@ -1,4 +1,4 @@
-"""Per-FedAvg where it comes from: examples and a likelihood, by the algorithms that train policies."""
+"""Supervised objectives: the algorithms that train policies, applied to examples and a likelihood."""
 
 import tomllib
 from functools import lru_cache
@@ -114,7 +114,7 @@ def test_the_hessian_free_variant_converges_to_the_exact_one_with_the_square_of_
     np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 4, rtol=0.05)
 
 
-def test_what_forms_of_trajectories_differ_in_makes_no_difference_to_examples():
+def test_all_score_function_forms_agree_on_examples():
     v = LOGISTIC.init(jax.random.key(1))
     agents = [DataObjective(examples(), LOGISTIC, x) for x in (forms(), forms(**PAPER), forms("dice", "ridge"))]
     first, *others = (agent.curvature(v, v, KEY, 3) for agent in agents)
@@ -146,7 +146,7 @@ def trained(*seeds: int):
     return simulation(*seeds).advance(simulation(*seeds).start(), 0, 4)
 
 
-def test_a_seed_is_the_same_bits_alone_in_company_and_in_pieces():
+def test_a_seed_gives_the_same_bits_alone_with_others_and_in_pieces():
     both, there = trained(0, 1), simulation(0, 1)
     pieces = there.advance(there.advance(there.start(), 0, 1), 1, 3)
     for state in (trained(1), pieces):
@@ -184,7 +184,7 @@ def test_agents_are_measured_on_examples_that_they_never_adapt_with():
     assert not after, "what an agent adapts with changes what it has learned, not what it is measured on"
 
 
-def test_what_agents_call_classes_is_as_different_as_the_fleet_says():
+def test_names_of_classes_differ_between_agents_as_the_fleet_says():
     """Without noise an input is its prototype: at 0 it has one name everywhere, at 1 the agents' names differ."""
 
     def names(share):
@@ -213,7 +213,7 @@ def test_what_agents_call_classes_is_as_different_as_the_fleet_says():
         ({"held_out": -1}, "held_out and seed must be >= 0"),
     ],
 )
-def test_a_fleet_that_cannot_be_is_refused(settings, said):
+def test_invalid_classification_fleets_are_refused(settings, said):
     with pytest.raises(pf.UserError, match=said):
         classification(**settings)
 
@@ -230,7 +230,7 @@ def test_a_fleet_of_ones_own_examples():
 
 
 @pytest.mark.parametrize("name", ["sg-mrl", "per-fedavg-storm"])
-def test_what_needs_trajectories_is_refused_before_anything_compiles(name):
+def test_algorithms_that_need_trajectories_are_refused_before_compiling(name):
     policy = pf.policies.mlp(small())
     with pytest.raises(pf.UserError, match=f"{name} needs agents that show their trajectories"):
         ALGORITHMS[name](alpha=0.1, beta=0.1).check_supports(small(), policy)
@@ -238,7 +238,7 @@ def test_what_needs_trajectories_is_refused_before_anything_compiles(name):
         simulation_of(small(), policy, [ALGORITHMS[name](alpha=0.1, beta=0.1)], [0])
 
 
-def test_what_makes_no_sense_of_examples_is_refused():
+def test_options_that_examples_do_not_support_are_refused():
     policy, critic = pf.policies.mlp(small()), pf.policies.actor_critic(small())
     with pytest.raises(pf.UserError, match="have examples to learn from and no episodes"):
         monte_carlo(small(), Sampled(policy))
@@ -253,7 +253,7 @@ def test_what_makes_no_sense_of_examples_is_refused():
     assert auto(small(), Sampled(policy)).trajectories == 100
 
 
-def shortened(**algorithm):
+def short_config(**algorithm):
     """The committed config with fewer agents, seeds and rounds."""
     table = tomllib.loads(CONFIG.read_text())
     table |= {"seeds": 1, "rounds": 100, "evaluate_every": 100, "name": "short"}
@@ -267,9 +267,9 @@ def accuracies(run):
 
 
 def test_one_step_makes_a_shared_classifier_an_agents_own_and_more_so_if_it_was_trained_for_that(tmp_path):
-    """The committed config in small. Names are the agents' own, so one classifier for all is a guess among ten."""
-    meta = pf.train(shortened(), tmp_path / "runs", compile_cache=False)
-    plain = shortened(name="fedavg-pg", alpha=3.0, beta=0.3, local_steps=5, m=150)
+    """A small version of the committed config. Class names differ between agents: one shared classifier must guess."""
+    meta = pf.train(short_config(), tmp_path / "runs", compile_cache=False)
+    plain = short_config(name="fedavg-pg", alpha=3.0, beta=0.3, local_steps=5, m=150)
     before, after = accuracies(meta)
     assert before < 0.2
     assert after > 0.7

@@ -1,4 +1,4 @@
-"""Linear-quadratic agents: closed forms against autodiff, differences and Riccati; estimates against closed forms."""
+"""Linear-quadratic agents: closed forms against autodiff, finite differences and Riccati; estimates against them."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_the_usual_start_stabilizes_every_system_there_can_be(epsilon):
     assert max(radii) < 0.9
 
 
-def test_it_would_not_if_inputs_were_all_alike():
+def test_the_usual_start_does_not_stabilize_every_system_with_equal_inputs():
     ends = lqr(2, 0, epsilon=0.5, input_epsilon=0.0, vary={"perturbation": {"train": [0.0, 1.0]}})
     assert lq.radius(ends.task(0), START) < 1 < lq.radius(ends.task(1), START)
     with pytest.raises(pf.UserError, match=r"does not stabilize agent 1, whose closed loop has spectral radius 1\.3"):
@@ -84,7 +84,7 @@ def test_an_episode_by_hand():
 # --- closed forms ---------------------------------------------------------------------------------------------------
 
 
-def test_the_cost_is_the_sum_of_what_is_paid(task):
+def test_the_cost_is_the_sum_of_the_stage_costs(task):
     """By the definition: x_t = L^t x_0 with E x_0 x_0^T = I, so C = sum_t tr((L^t)^T (Q + K^T R K) L^t)."""
     L, stage, total, power = task.A - task.B @ NEAR, task.Q + NEAR.T @ task.R @ NEAR, 0.0, np.eye(3)
     for _ in range(400):
@@ -227,7 +227,7 @@ def test_without_exact_costs_a_simulation_says_that_training_diverged(small):
 
 
 def scalar_return(task: LinearQuadratic, K, std: float):
-    """The expected return of a scalar system by its second moments, which the estimator knows nothing of."""
+    """Expected return of a scalar system from its second moments, independently of the estimator."""
     a, b, q, r = (float(x[0, 0]) for x in (task.A, task.B, task.Q, task.R))
     moment, total = 1.0, 0.0
     for t in range(task.horizon + 1):

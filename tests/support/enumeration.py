@@ -1,4 +1,4 @@
-"""An oracle that lists every trajectory of a small MDP, with its probability and its return."""
+"""Test oracle that enumerates every trajectory of a small MDP with its probability and return."""
 
 import itertools
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def problems(draw) -> tuple[TabularMDP, np.ndarray, np.random.Generator]:
 def fleets(draw):
     """Two or three small random MDPs, from equal to unrelated; parameters, a policy (either kind), a generator."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    # What programs are compiled for goes together, so that they are few.
+    # Shape, discount and number of agents are drawn together, so that few programs are compiled.
     shape, discount, n = draw(st.sampled_from((((1, 3, 0), 0.0, 3), ((2, 2, 1), 0.9, 2), ((3, 2, 2), 0.5, 2))))
     heterogeneity = draw(st.sampled_from((0.0, 0.3, 1.0)))
     S, A, H = shape
@@ -53,7 +53,7 @@ def fleets(draw):
 
 
 class Trajectories(NamedTuple):
-    """All state-action sequences, the part of their probability that is not the policy's, and their rewards."""
+    """All state-action sequences, the factor of their probability that does not depend on the policy, and rewards."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -119,9 +119,9 @@ class Listed:
 
 
 def local_estimates(mdp: TabularMDP, policy, alpha, variant="exact", sizes=(1, 1, 1), among=slice(None)):
-    """A function from parameters to every estimate that one local step can make: probabilities and estimates.
+    """Build a function from parameters to all estimates of one local step and their probabilities.
 
-    The estimates are the library's own, fed every triple of batches of the given sizes, of some or all trajectories.
+    The library's estimators are applied to every triple of batches of the given sizes, of some or all trajectories.
     """
     t = Trajectories(*(x[among] for x in enumerate_trajectories(mdp)))
     agent = PolicyObjective(Listed(batch(t)), policy, mdp.discount, forms(**PAPER))

@@ -1,4 +1,4 @@
-"""Every bound of Sections 2 and 3 against enumerated trajectories: none is ever violated."""
+"""The bounds of Sections 2 and 3 hold for quantities computed by enumerating all trajectories."""
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def test_bounds_of_runs_by_hand__lemmas_4_and_5_theorem_1_remarks_and_prop_3():
         ({"G": 0.0}, "G must be a finite number > 0"),
     ],
 )
-def test_constants_that_no_fleet_has_are_refused(change, says):
+def test_invalid_constants_are_refused(change, says):
     with pytest.raises(pf.UserError, match=says):
         Constants(**{"R_max": 1.0, "gamma": 0.5, "H": 1, "G": 1.0, "M": 1.0, "Lambda": 1.0, **change})
 

@@ -1,4 +1,4 @@
-"""The estimate's moments: the finite sums are those over everything that the estimators can be fed."""
+"""Moments of the meta-gradient estimate: the finite sums equal the sums over all batches fed to the estimators."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def fork() -> TabularMDP:
 
 @settings(max_examples=10)
 @given(problems())
-def test_the_listing_is_every_possible_trajectory__eq_1_to_3(problem):
+def test_enumeration_finds_every_possible_trajectory__eq_1_to_3(problem):
     mdp, theta, _ = problem
     policy, t = exact.softmax_of(mdp), enumerate_trajectories(mdp)
     at = possible_trajectories(mdp)
@@ -83,7 +83,7 @@ def test_moments_where_the_hessian_terms_are_not_symmetric__lemma_3():
     assert enumerated(mdp, policy, theta, 2.0, Batches(*sizes)).second_moment == pytest.approx(square, abs=1e-10)
 
 
-def test_what_would_not_fit_into_memory_is_not_listed():
+def test_enumeration_that_would_not_fit_into_memory_is_refused():
     mdp, policy = pf.gridworld(horizon=2).task(0), pf.TableSoftmax(25, 4)
     with pytest.raises(pf.UserError, match="too many to list"):
         enumerated(mdp, policy, np.zeros((25, 4)), 1.0, Batches(1, 1, 1))
@@ -140,7 +140,7 @@ def test_a_shared_curvature_batch_adds_a_covariance__proof_of_lemma_3_step_3(sha
 
 
 def test_the_covariance_of_a_shared_inner_batch_vanishes_as_the_batch_grows():
-    """The paper says that it does not; it falls as 1 / m."""
+    """The paper states that it does not vanish; it falls as 1 / m."""
     mdp, policy, theta, sizes = fork(), pf.TableSoftmax(3, 2), np.zeros((3, 2)), np.asarray([16, 32, 64])
 
     def mean(m, s):
@@ -150,7 +150,7 @@ def test_the_covariance_of_a_shared_inner_batch_vanishes_as_the_batch_grows():
     assert Curve(sizes, np.asarray(extra)).slope == pytest.approx(-1, abs=0.05)
 
 
-def test_sampled_moments_agree_with_listed_ones():
+def test_sampled_moments_agree_with_enumerated_ones():
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.asarray([[0.3, -0.2], [0.5, 0.1], [0.0, 0.4]])
     for variant in ("exact", "first-order"):
         sizes = Batches(4, 3, 2)
@@ -162,14 +162,14 @@ def test_sampled_moments_agree_with_listed_ones():
 
 
 def test_the_sampled_bias_is_measured_far_below_the_noise_of_a_batch():
-    """A thousand estimates have a standard error of 0.01; the bias is a thousand times smaller, and told to a fifth."""
+    """A thousand estimates have a standard error of 0.01; the bias is a thousand times smaller and known to 20 %."""
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.asarray([[0.3, -0.2], [0.5, 0.1], [0.0, 0.4]])
     ours, true = (f(mdp, policy, theta, 0.1, Batches(32, 1, 1)) for f in (sampled, enumerated))
     assert true.bias < 1e-5 < 0.01 < np.sqrt(true.second_moment / 1024)
     assert ours.bias == pytest.approx(true.bias, rel=0.2)
 
 
-def test_what_cannot_be_listed_is_sampled():
+def test_moments_are_sampled_where_enumeration_is_impossible():
     mdp, policy = pf.gridworld(width=2, horizon=9).task(0), pf.TableSoftmax(4, 4)
     with pytest.raises(pf.UserError, match="too many to list"):
         possible_trajectories(mdp)

@@ -1,4 +1,4 @@
-"""The first-order floor: the residual identity everywhere, the witness to its last digit, and what is no witness."""
+"""First-order fixed points: the residual identity, all digits of the witness, and points that are not fixed."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_D_has_a_zero_at_every_listed_alpha_and_the_residual_is_not_zero__prop_2
 
 
 def test_the_papers_witness_repels_and_one_with_rewards_turned_attracts():
-    """News: first-order ascent does not go to the paper's fixed point; it goes to that of the rewards 1 - r."""
+    """First-order ascent does not converge to the paper's fixed point, but to that of the rewards 1 - r."""
     for make, attracts in ((paper_witness, False), (attracting_witness, True)):
         fleet, policy = make()
         point = continued(fleet, policy, 0.25)
@@ -89,7 +89,7 @@ def test_the_papers_witness_repels_and_one_with_rewards_turned_attracts():
 
 
 def test_a_stationary_mean_certifies_no_agent__remark_2():
-    """News: where grad F, the mean, is zero, each agent's adapted policy can be far from stationary."""
+    """Where grad F is zero, the adapted policy of each agent can still be far from stationary."""
     fleet, policy = paper_witness()
     alpha = 1 / (2 * theory.constants(fleet, policy).L_J)
 
@@ -122,7 +122,7 @@ def test_the_limit_is_that_of_smaller_and_smaller_alphas():
 
 
 def test_fixed_points_of_tables_are_policies_not_parameters():
-    """A table softmax has directions in which nothing changes; a fixed point is counted once."""
+    """A table softmax is constant along some directions; a fixed point is counted once per policy."""
     fleet = bandits(((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
     policy = pf.TableSoftmax(1, 3)
     points = fixed_points(fleet, policy, 5.0)
@@ -156,13 +156,13 @@ def test_where_nothing_moves_nothing_attracts():
         assert not point.attracting
 
 
-def test_ways_to_infinity_are_no_fixed_points():
-    """One agent, one best arm: ascent goes to a deterministic policy, where all gradients vanish, and never arrives."""
+def test_points_on_the_way_to_infinity_are_not_fixed_points():
+    """With one agent and one best arm, ascent tends to a deterministic policy at infinity."""
     assert fixed_points(bandits(((1.0, 0.0, 0.0),)), pf.TableSoftmax(1, 3), 0.5) == []
     assert fixed_points(pf.gridworld(width=2, horizon=2), pf.TableSoftmax(4, 4), 0.5) == []
 
 
-def test_what_has_no_fixed_points_to_search_is_refused():
+def test_invalid_searches_for_fixed_points_are_refused():
     with pytest.raises(pf.UserError, match="finitely many states"):
         fixed_points(pf.arc(), pf.MLPSoftmax((2, 4, 8)), 0.5)
     with pytest.raises(pf.UserError, match="alpha must be"):

@@ -1,4 +1,4 @@
-"""The planner: its conditions hold with the margins it states, costs scale as the paper says, nothing is cheaper."""
+"""The planner: conditions hold with the stated margins, costs scale as in the paper, and no plan is cheaper."""
 
 from itertools import product
 from math import ceil, inf, log, sqrt
@@ -21,7 +21,7 @@ def fleet_problem(alpha=1 / 16, agents=8, gap=0.5, variant="exact", constants=BA
 
 @st.composite
 def any_problem(draw) -> Problem:
-    """Any constants: one decision or many, patient or not, any adaptation, any fleet."""
+    """Random constants: any horizon, discount, adaptation step size and fleet size."""
 
     def number(low, high):
         return draw(st.floats(np.log10(low), np.log10(high)).map(lambda x: 10**x))
@@ -80,7 +80,7 @@ def test_costs_scale_as_the_paper_says_over_six_decades__corollary_1(agents):
     assert power([x.trajectories for x in without]) == pytest.approx(-2, abs=0.01), "Prop. 3: no inner batch"
 
 
-def test_batches_that_grow_reach_what_the_paper_leaves_open():
+def test_growing_batches_reach_the_rate_that_the_paper_leaves_open():
     """Theorem 1 at tau = 1 with batches of order 1 / epsilon: epsilon^-1 rounds and epsilon^-2 trajectories."""
     accuracies = 10.0 ** -np.arange(2, 9)
     plans = [cheapest(fleet_problem(), float(e)) for e in accuracies]
@@ -166,14 +166,14 @@ def test_a_budget_of_rounds_is_kept_or_refused(problem, epsilon, given, share):
 
 
 def test_a_budget_that_only_a_single_step_meets_is_met_by_one():
-    """Where the budget asks for more progress than drift allows, one large step without drift must make it."""
+    """If the limit on the rounds needs more progress than the drift condition allows, a single step must be chosen."""
     plan = cheapest(fleet_problem(), 1e-3, Given(K=15028200, m_h=50))
     assert (plan.tau, plan.m_h) == (1, 50)
     assert plan.K <= 15028200
 
 
 def test_a_budget_near_what_drift_allows_is_met_by_whole_numbers_of_steps():
-    """Batches that allow a third of what a round may drift, or less: three steps are too few, four shorter ones do."""
+    """If the batches allow at most a third of the drift limit per step, three steps are too few and four suffice."""
     p, epsilon, batches = fleet_problem(agents=6), 1e-3, {"m_in": 63, "m_h": 30, "m_out": 30}
     c = p.constants
     reach = sqrt(epsilon / 6) / (c.L_F * c.G_F)
@@ -200,7 +200,7 @@ def test_a_given_step_size_is_kept_with_a_budget_of_rounds_or_refused():
 
 
 def test_few_rounds_are_planned_in_whole_numbers():
-    """Where nothing is to be gained one round of the smallest batches will do; and few rounds are not rounded up."""
+    """With gap 0 one round of the smallest batches suffices, and small numbers of rounds are not rounded up."""
     plan = cheapest(fleet_problem(gap=0.0), 1e-3)
     assert (plan.K, plan.tau, plan.m_h, plan.m_out) == (1, 1, 1, 1)
     few = cheapest(fleet_problem(1 / 64, agents=2, gap=0.001), 0.1)
@@ -244,13 +244,13 @@ def test_contradictions_name_the_condition_and_by_how_much_it_fails(given, says)
         ({"beta": inf}, "beta must be a finite number"),
     ],
 )
-def test_quantities_that_cannot_be_are_refused(given, says):
+def test_invalid_fixed_quantities_are_refused(given, says):
     with pytest.raises(pf.UserError, match=says):
         Given(**given)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, inf, float("nan")])
-def test_an_accuracy_that_is_none_is_refused(epsilon):
+def test_an_invalid_accuracy_is_refused(epsilon):
     for make in (corollary_1, cheapest):
         with pytest.raises(pf.UserError, match="epsilon, the accuracy to plan for"):
             make(fleet_problem(), epsilon)

@@ -1,4 +1,4 @@
-"""Lemma 5 and Theorem 1 with every expectation a finite sum over all that a run can draw."""
+"""Lemma 5 and Theorem 1, with every expectation computed as a finite sum over all batches."""
 
 from functools import partial
 
@@ -116,7 +116,7 @@ def noiseless_squares(policy, mdps, theta, alpha, beta, rounds, tau, variant):
 @settings(max_examples=10)
 @given(fleets(), st.sampled_from((0.01, 0.3)), st.sampled_from((1, 3)), st.sampled_from(("exact", "first-order")))
 def test_a_run_without_noise_is_within_the_bound__theorem_1_and_corollary_2(drawn, alpha, tau, variant):
-    """Exact gradients have no variance, and no bias but for the curvature that the first-order variant drops."""
+    """Exact gradients have no variance; their only bias is the curvature term that the first-order variant drops."""
     mdps, _, policy, _ = drawn
     fleet = pf.Fleet(exact.stacked(mdps))
     p = problem(fleet, policy, pf.PerFedAvgPG(alpha, 1.0, variant=variant))

@@ -1,4 +1,4 @@
-"""Realized constants: measured along the very steps of a run, and never above their bounds."""
+"""Realized values: measured along the steps of a run and never above their bounds."""
 
 import jax
 import numpy as np
@@ -64,7 +64,7 @@ def test_no_bound_is_violated_along_a_run__lemmas_1_to_4_and_prop_3(problem_, al
         assert 0 <= row.realized <= row.bound * (1 + 1e-6), row
 
 
-def test_what_is_reported_is_the_largest_over_what_was_visited():
+def test_realized_values_are_maxima_over_the_visited_parameters():
     policy, algorithm = pf.TableSoftmax(9, 4), pf.PerFedAvgPG(2.0, 0.3, 2, 3, 3, 3)
     rows = {
         row.what: row.realized for row in realized(problem(GRID, policy, algorithm), GRID, policy, algorithm, rounds=2)
@@ -93,7 +93,7 @@ def test_what_is_reported_is_the_largest_over_what_was_visited():
     assert rows["distance |F − f|"] == pytest.approx(max(gaps), rel=1e-9)
 
 
-def test_theorem_1_is_held_against_runs_that_it_speaks_of():
+def test_theorem_1_is_compared_only_for_step_sizes_that_it_covers():
     fleet, policy = bandits(), pf.TableSoftmax(1, 3)
     beta = theory.ceiling(theory.constants(fleet, policy, 1 / 16))
     for factor, said in ((1.0, True), (1.1, False)):
