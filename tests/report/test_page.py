@@ -1,4 +1,4 @@
-"""The report page: one file that opens offline, in a real browser, with its table and its hover boxes."""
+"""The report page: one file that opens offline in a real browser, with tables and hover boxes."""
 
 import os
 import re
@@ -45,19 +45,19 @@ def report(runs_of):
     )
 
 
-def test_the_page_holds_everything_and_fetches_nothing(report):
+def test_the_page_is_complete_and_fetches_nothing(report):
     html = page.html(report)
     outside = re.sub(r"<script[^>]*>.*?</script>", "", html, flags=re.S)
     assert "http" not in outside
     assert not re.search(r"<(script|img|link)[^>]*\b(src|href)\s*=\s*[\"'](?!data:)", html)
-    assert "perfedrl reproduce all &lt;&amp;&gt;" in html, "text is no markup"
+    assert "perfedrl reproduce all &lt;&amp;&gt;" in html, "text is escaped"
     for plot in report.plots:
         assert f'id="plot-{plot.name}"' in html
     for run in report.runs:
         assert run.folder.name in html
 
 
-def test_the_claims_table_says_what_was_met(report):
+def test_the_claims_table_marks_missed_claims(report):
     html = page.html(report)
     claims = report.tables[0]
     assert html.count("<tr") == sum(len(t.rows) + 1 for t in [*report.tables, page.costs(report.runs)])
@@ -65,7 +65,7 @@ def test_the_claims_table_says_what_was_met(report):
     assert f"{sum(row[-1] == 'yes' for row in claims.rows)} of {len(claims.rows)} met" in html
 
 
-def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
+def test_the_demonstration_page_has_its_table_and_figures(deployed_runs):
     runs = described(deployed_runs)
     html = page.html(demonstration.demonstration_page(runs, "perfedrl demo"))
     assert "in 75% of episodes" in html
@@ -74,7 +74,7 @@ def test_the_demonstration_has_its_table_and_its_pictures(deployed_runs):
     assert 'id="plot-e7"' in html
 
 
-def test_hover_boxes_hold_every_seed_of_few_and_the_range_of_many():
+def test_hover_boxes_list_few_seeds_and_the_range_of_many():
     series = lambda n: Series("s", np.arange(3), np.arange(3.0 * n).reshape(n, 3), "#0072B2")  # noqa: E731
     plot = lambda n: Lines("p", "t", Axis("rounds"), "y", (series(n),), tuple(range(10, 10 + n)))  # noqa: E731
     few, many = (interactive.hover_text(plot(n), plot(n).series[0], 1) for n in (3, 30))

@@ -20,7 +20,7 @@ from perfedrl.studies.reproduction import all_configs
 ROOT = Path(__file__).parents[2]
 RESULTS, DRAWN = ROOT / "results", ROOT / "docs" / "figures"
 SAMPLED = "variance of"
-"""How claims about newly sampled variances begin."""
+"""The first words of claims about newly sampled variances."""
 
 FAMILY_RESULTS = RESULTS / "families"
 

@@ -58,7 +58,7 @@ few_shot = [0, 5]
 
 @functools.cache
 def plans(stem):
-    """The committed plans of a file; to check one takes a while."""
+    """The committed plans of a file, loaded once since checking is slow."""
     return load_plans(PLANS / f"{stem}.toml")
 
 
@@ -91,8 +91,8 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_every_method_of_a_plan_spends_the_plans_trajectories(stem):
-    """Within the rounding of batch sizes; from scratch trains nothing."""
+def test_every_method_spends_the_budget_of_the_plan(stem):
+    """Up to the rounding of batch sizes; from-scratch trains nothing."""
     plan = plans(stem)[0]
     assert len(plan.entrants) + len(plan.unfit) == len(METHODS)
     for name, method in plan.entrants.items():
@@ -102,7 +102,7 @@ def test_every_method_of_a_plan_spends_the_plans_trajectories(stem):
         assert spent == 0 if name == "from-scratch" else 0.9 * plan.budget <= spent <= plan.budget, name
 
 
-def test_every_method_tries_as_many_settings_within_its_ranges(small):
+def test_every_method_tries_equally_many_settings_within_its_ranges(small):
     for name, method in small.entrants.items():
         tried = draws(small, name)
         assert len(tried) == small.trials
@@ -112,15 +112,15 @@ def test_every_method_tries_as_many_settings_within_its_ranges(small):
             assert all(low * 0.99 <= settings[k] <= high * 1.01 for k, (low, high) in small.ranges(method).items())
 
 
-def test_no_tuning_agent_and_no_tuning_seed_is_tested(small):
+def test_tuning_agents_and_seeds_are_not_tested(small):
     middle = small._middle(METHODS["first-order"])
     test, tuning = (small.config("first-order", middle, tuning) for tuning in (False, True))
     assert common_agents(test.experiment.fleet, tuning.experiment.fleet) == 0
-    assert common_agents(test.experiment.fleet, test.experiment.fleet) == 3, "and it would be seen"
+    assert common_agents(test.experiment.fleet, test.experiment.fleet) == 3, "common agents are found"
     assert not set(test.seeds) & set(tuning.seeds)
 
 
-def test_a_comparison_is_read_again_bit_for_bit_and_trains_nothing(made):
+def test_a_saved_comparison_is_read_bitwise_without_training(made):
     folder, found = made
     again = compare(found.plan, folder / "results", folder / "nowhere", saved=True)
     assert not (folder / "nowhere").exists()
@@ -128,7 +128,7 @@ def test_a_comparison_is_read_again_bit_for_bit_and_trains_nothing(made):
         assert encoded(entry) == encoded(again.entries[name])
 
 
-def test_it_goes_on_with_what_is_missing_and_ends_with_the_same_numbers(made):
+def test_a_missing_result_is_computed_again_with_the_same_numbers(made):
     folder, found = made
     path = folder / "results" / found.plan.folder / "fedavg-pg.json"
     before = path.read_bytes()
@@ -138,7 +138,7 @@ def test_it_goes_on_with_what_is_missing_and_ends_with_the_same_numbers(made):
     assert timeless(path.read_bytes()) == timeless(before)
 
 
-def test_measures_are_those_of_the_run(made):
+def test_measures_are_computed_from_the_run(made):
     _, found = made
     entry = found.entries["first-order"]
     assert entry.settings == best(entry.trials).settings
@@ -169,7 +169,7 @@ def by_hand(name, after, trajectories, cost):
     )
 
 
-def test_a_curves_height_is_its_area_up_to_a_cost_that_all_reach(small):
+def test_the_height_of_a_curve_is_its_mean_up_to_a_common_cost(small):
     steep = by_hand("first-order", [[0.0, 4.0]], [0, 100], [0, 1000])
     slow = by_hand("fedavg-pg", [[0.0, 4.0]], [0, 200], [0, 1000])
     found = Comparison(small, {"first-order": steep, "fedavg-pg": slow})
@@ -178,7 +178,7 @@ def test_a_curves_height_is_its_area_up_to_a_cost_that_all_reach(small):
     assert found.height(slow, "bytes") == pytest.approx(2.0)
 
 
-def test_a_method_that_diverged_is_kept_as_such(tmp_path):
+def test_a_diverged_method_is_saved_and_read_as_diverged(tmp_path):
     nan = by_hand("first-order", [[np.nan, np.nan]], [0, 1], [0, 1])
     path = tmp_path / "x.json"
     path.write_bytes(encoded(nan))
@@ -197,7 +197,7 @@ def test_ranks_and_their_critical_difference():
         assert critical_difference(methods, 30) == pytest.approx(expected, rel=1e-3)
 
 
-def test_the_page_says_who_is_best_and_what_was_tuned(made):
+def test_the_page_names_the_best_method_and_the_tuning(made):
     _, found = made
     report = comparisons_page([found], "perfedrl compare small.toml")
     means = {name: found.measures(name)["training"].mean() for name in found.entries}
@@ -227,12 +227,12 @@ def test_the_page_says_who_is_best_and_what_was_tuned(made):
         ([("[search]", "[levels]\ndiscount = []\n\n[search]")], "lists of one length"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_any_run(tmp_path, changes, sentence):
+def test_invalid_plans_are_refused_before_any_run(tmp_path, changes, sentence):
     with pytest.raises(UserError, match=sentence):
         changed(tmp_path, *changes)
 
 
-def test_levels_make_a_comparison_each(tmp_path):
+def test_each_level_makes_a_comparison(tmp_path):
     found = changed(tmp_path, ("[search]", "[levels]\ndiscount = [0.5, 0.9]\n\n[search]"))
     assert [plan.name for plan in found] == ["small-0.5", "small-0.9"]
     assert [plan.fleet["discount"] for plan in found] == [0.5, 0.9]
@@ -240,15 +240,15 @@ def test_levels_make_a_comparison_each(tmp_path):
         changed(tmp_path, ("[search]", "[levels]\ndiscount = [0.5, 0.9]\nhorizon = [3]\n\n[search]"))
 
 
-def test_a_method_that_takes_no_part_cannot_be_asked_for(small, tmp_path):
+def test_only_methods_of_the_plan_can_be_selected(small, tmp_path):
     with pytest.raises(UserError, match="'sg-mrl' does not take part"):
         compare(small, tmp_path, tmp_path, only=["sg-mrl"])
     with pytest.raises(UserError, match="without --saved"):
         compare(small, tmp_path, tmp_path, saved=True)
 
 
-def test_committed_comparisons_are_those_of_the_committed_plans():
-    """Every plan has a result of every method that can serve it, tuned with as many trials as the others."""
+def test_committed_results_match_the_committed_plans():
+    """Each plan has a result of every method that works with its fleet, tuned with equally many trials."""
     every = [plan for stem in STEMS for plan in plans(stem)]
     assert {plan.folder for plan in every} == {path.name for path in RESULTS.iterdir() if path.is_dir()}
     for plan in every:
@@ -261,13 +261,13 @@ def test_committed_comparisons_are_those_of_the_committed_plans():
             assert entry.after.shape[0] == plan.seeds
 
 
-def test_a_plan_goes_by_what_it_compares_and_not_by_who_takes_part(small):
+def test_the_digest_of_a_plan_does_not_depend_on_its_methods(small):
     fewer = ComparisonPlan.model_validate({**small.model_dump(), "methods": ("fedavg-pg",)})
     longer = ComparisonPlan.model_validate({**small.model_dump(), "rounds": 3})
     assert fewer.folder == small.folder != longer.folder
 
 
-def test_the_tables_of_the_page_are_those_of_the_committed_results():
+def test_the_tables_of_the_document_match_the_committed_results():
     page = (PLANS.parent.parent / "docs" / "comparison.md").read_text().splitlines()
     every = [plan for stem in ("gridworld", "arc", "cart_poles", "random_mdps") for plan in plans(stem)]
     found = [compare(plan, RESULTS, saved=True) for plan in every]
@@ -276,8 +276,8 @@ def test_the_tables_of_the_page_are_those_of_the_committed_results():
             assert line in page
 
 
-def test_settings_that_do_not_go_together_score_as_those_that_diverge(tmp_path):
-    """FedNPG's step has a bound that depends on the entropy: some draws exceed it."""
+def test_incompatible_settings_score_as_diverged_ones(tmp_path):
+    """FedNPG's largest step size depends on the entropy, and some draws exceed it."""
     wide = ("beta = [0.1, 1.0]", "beta = [5.0, 5.5]"), ("trials = 2", "trials = 6")
     (plan,) = changed(tmp_path, ('"first-order", ', '"fednpg", '), *wide)
     trials = search(plan, "fednpg", lambda *_: None)
@@ -286,7 +286,7 @@ def test_settings_that_do_not_go_together_score_as_those_that_diverge(tmp_path):
     assert [trial.score == -np.inf for trial in trials] == refused
 
 
-def test_a_result_of_another_version_of_a_method_is_not_taken_for_this_ones(made):
+def test_a_result_of_another_version_of_a_method_is_refused(made):
     folder, found = made
     path = folder / "results" / found.plan.folder / "local-pg.json"
     before = path.read_text()
@@ -298,7 +298,7 @@ def test_a_result_of_another_version_of_a_method_is_not_taken_for_this_ones(made
     path.write_text(before)
 
 
-def test_what_has_no_numbers_is_drawn_last_or_not_at_all(made):
+def test_diverged_methods_are_ranked_last_and_not_drawn(made):
     _, found = made
     lost = by_hand("first-order", [[np.nan, np.nan]] * 2, [0, 1], [0, 1])
     plan = found.plan.model_copy(update={"methods": ("first-order",)})

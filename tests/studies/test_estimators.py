@@ -49,7 +49,7 @@ def small():
     )
 
 
-def test_forms_that_say_so_show_no_bias_and_the_low_variance_form_shows_its_own(small):
+def test_unbiased_forms_show_no_bias_and_the_low_variance_form_shows_its_own(small):
     for row in small.rows:
         found, name = row.error, (row.stage, row.estimator.name)
         if row.estimator.form == "lvc":
@@ -61,7 +61,7 @@ def test_forms_that_say_so_show_no_bias_and_the_low_variance_form_shows_its_own(
             assert found.bias_at_most < 0.1 * found.length**2, name
 
 
-def test_there_is_one_row_for_every_estimator_and_stage_and_the_paper_is_the_measure(small):
+def test_rows_and_recommendations_of_every_stage(small):
     names = [(row.stage, row.estimator.name) for row in small.rows]
     assert len(names) == len(set(names)) == 2 * (5 * 2 + 2)
     assert small.stages == ["start", "end"]
@@ -79,7 +79,7 @@ def test_there_is_one_row_for_every_estimator_and_stage_and_the_paper_is_the_mea
 
 
 def listed_variances(config, names, m):
-    """The variance of estimates from m trajectories at the start, by listing all batches, mean over agents."""
+    """The exact variance of estimates from m trajectories at the start, over all batches, mean over agents."""
     policy, mdps = config.experiment.policy, [config.experiment.fleet.task(i) for i in range(2)]
     theta = jnp.asarray(first_parameters(policy), jnp.float64)
 
@@ -108,7 +108,7 @@ def listed_variances(config, names, m):
     return total
 
 
-def test_the_measured_variance_is_that_of_all_batches_listed():
+def test_the_measured_variance_is_that_of_all_enumerated_batches():
     config, some = pf.make_config(LISTED), {"forms": ("score", "lvc"), "baselines": ("none", "leave-one-out")}
     study = compare_estimators(config, ("start",), m=2, replicates=20_000, **some)
     with jax.enable_x64(True):
@@ -120,7 +120,7 @@ def test_the_measured_variance_is_that_of_all_batches_listed():
         assert found.error < 0.02 * found.value, "as the root of 20,000 replicates lets expect"
 
 
-def test_a_squared_bias_is_estimated_without_bias_and_with_an_honest_error():
+def test_the_squared_bias_is_estimated_without_bias_and_its_error_is_right():
     rng = np.random.default_rng(0)
     shape, scale = (40, 6), np.asarray([3.0, 1.0, 1.0, 0.5, 0.2, 0.1])
     for bias in (0.0, 0.4):
@@ -139,7 +139,7 @@ def test_a_squared_bias_is_estimated_without_bias_and_with_an_honest_error():
             assert found[0].length == pytest.approx(np.sqrt(6), rel=0.3)
 
 
-def test_an_exact_truth_adds_no_noise_and_what_is_shared_cancels_in_a_ratio():
+def test_an_exact_truth_adds_no_noise_and_shared_noise_cancels_in_a_ratio():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 3))
     alone, known = moments(x, np.zeros((1, 3))), error([moments(x, np.zeros((1, 3)))])
@@ -153,7 +153,7 @@ def test_an_exact_truth_adds_no_noise_and_what_is_shared_cancels_in_a_ratio():
     assert np.isnan(ratio([alone], [moments(0 * x, np.zeros((1, 3)))]).value)
 
 
-def test_the_reference_of_many_trajectories_is_the_exact_truth_but_for_its_noise():
+def test_the_reference_agrees_with_the_exact_truth_within_noise():
     config = pf.make_config(GRID)
     policy, task = config.experiment.policy, config.experiment.fleet.task(1)
     theta = 0.5 * jax.random.normal(jax.random.key(3), (9, 4))
@@ -181,7 +181,7 @@ def test_training_stages_use_the_configs_participation():
     assert np.any(found[0.5] != found[1.0])
 
 
-def test_only_parameters_that_actions_depend_on_count():
+def test_only_parameters_that_actions_depend_on_are_counted():
     fleet = pf.envs.arc(goals=2, held_out=0)
     policy = pf.policies.POLICIES["actor-critic"](fleet=fleet, hidden=(4,), critic=(4,))
     counted = jax.jit(plays_by)(policy, fleet.task(0), policy.init(jax.random.key(0)), jax.random.key(1))
@@ -209,7 +209,7 @@ def test_every_form_goes_with_every_baseline_once():
     assert [e.baseline for e in listed if e.quantity == GRADIENT] == list(PLAIN)
 
 
-def test_what_does_not_fit_is_left_out_and_what_a_config_sets_itself_is_added():
+def test_unsuitable_forms_are_left_out_and_the_configs_own_are_added():
     own = {"curvature": {"name": "taypo", "decay": 0.5}, "baseline": {"name": "ridge", "strength": 0.1}}
     listed = candidates(pf.make_config({**GRID, **own}), m=1)
     names = {(e.form, e.baseline) for e in listed}
@@ -252,13 +252,13 @@ def test_the_figure_has_every_estimator_once_and_is_drawn_on_paper_and_in_a_brow
     assert "causal" in str(drawn.layout.yaxis.ticktext)
 
 
-def test_numbers_are_shown_to_the_digits_that_they_have():
+def test_numbers_are_rounded_by_their_standard_error():
     shown = {(0.494, 0.038): "0.49 ± 0.04", (18.8, 3.28): "19 ± 3", (0.00612, 0.0009): "0.0061 ± 0.0009", (1, 0): "1"}
     assert [estimators_tables.with_error(ValueWithError(*x)) for x in shown] == list(shown.values())
     assert estimators_tables.short(float("nan")) == estimators_tables.with_error(ValueWithError(np.nan, np.nan)) == "–"
 
 
-def test_tables_and_words_say_what_was_found(small):
+def test_tables_notes_and_recommendation_of_a_comparison(small):
     content = estimators_tables.as_content(small)
     assert len(content["rows"]) == len(small.rows)
     assert set(content["verdicts"]) == {"start", "end"}
@@ -305,7 +305,7 @@ def test_the_command_prints_tables_and_writes_rows_and_a_figure(run, tmp_path):
     }
 
 
-def test_without_finitely_many_states_the_truth_is_a_reference(run, tmp_path):
+def test_the_truth_of_other_fleets_is_a_reference(run, tmp_path):
     table = {**GRID, "fleet": {"env": "arc", "goals": 2, "held_out": 0}, "policy": {"name": "mlp", "hidden": [3]}}
     args = ("--stage", "start", "--form", "score", "--baseline", "none", "--reference", "5000", "--replicates", "9")
     code, out, err = run("estimators", write(tmp_path / "arc.toml", table), *args, "--json", "said.json")
@@ -352,7 +352,7 @@ def test_configs_without_a_shared_initialization_are_refused(run, tmp_path):
     assert "there is no config no.toml" in err
 
 
-def test_help_teaches_and_parts_are_listed(run):
+def test_the_help_has_examples_and_baselines_are_listed(run):
     code, out, err = run("estimators", "--help")
     assert code == 0
     assert "Examples: perfedrl estimators" in " ".join((out + err).split())

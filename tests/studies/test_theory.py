@@ -59,7 +59,7 @@ def test_a_plan_and_measurements_on_the_terminal_and_as_json(run, config, tmp_pa
     assert "|grad F|^2 is 0.01904 at the start" in out
 
 
-def test_without_an_accuracy_there_is_no_plan_and_nothing_need_run(run, config):
+def test_without_an_accuracy_there_is_no_plan(run, config):
     code, out, _ = run("theory", config, "--no-measure")
     assert code == 0
     assert "for a plan, say how accurate" in out
@@ -67,7 +67,7 @@ def test_without_an_accuracy_there_is_no_plan_and_nothing_need_run(run, config):
     assert "realized" not in out
 
 
-def test_given_quantities_are_kept(run, config, tmp_path):
+def test_fixed_parts_of_a_plan_are_kept(run, config, tmp_path):
     code, _, _ = run(
         "theory", config, "--epsilon", "0.1", "--tau", "3", "--m-h", "7", "--no-measure", "--json", "x.json"
     )
@@ -76,13 +76,13 @@ def test_given_quantities_are_kept(run, config, tmp_path):
     assert (plan["tau"], plan["m_h"]) == (3, 7)
 
 
-def test_a_run_beyond_the_theory_is_told_so(run, tmp_path):
+def test_the_reason_is_given_where_theorem_1_does_not_apply(run, tmp_path):
     code, out, _ = run("theory", write(tmp_path / "x.toml", with_algorithm(beta=0.7)), "--no-measure")
     assert code == 0
     assert "Theorem 1 says nothing of this run: condition (i) fails: beta = 0.7 is 96.6 times" in out
 
 
-def test_networks_need_a_radius_and_get_constants_on_a_ball(run, tmp_path):
+def test_networks_need_a_radius(run, tmp_path):
     path = write(tmp_path / "net.toml", NETWORK)
     code, out, err = run("theory", path)
     assert (code, out) == (2, "")
@@ -131,7 +131,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(run, config, args, says, tmp_
         (with_algorithm(variant="first-order", alpha=0.5), "condition (iii) fails for every m_in"),
     ],
 )
-def test_configs_that_the_theory_has_no_plan_for(run, tmp_path, table, says):
+def test_configs_without_a_plan_are_refused(run, tmp_path, table, says):
     code, out, err = run("theory", write(tmp_path / "x.toml", table), "--epsilon", "0.1")
     assert (code, out) == (2, "")
     assert says in err.replace("\n", " ")
@@ -147,7 +147,7 @@ def test_configs_that_the_theory_has_no_plan_for(run, tmp_path, table, says):
         ),
     ],
 )
-def test_fleets_without_constants_say_so(run, tmp_path, change, says):
+def test_fleets_without_constants_are_refused(run, tmp_path, change, says):
     code, out, err = run("theory", write(tmp_path / "x.toml", SMALL | change), "--epsilon", "0.1")
     assert (code, out) == (2, "")
     assert says in err.replace("\n", " ")
@@ -168,7 +168,7 @@ def test_a_smaller_alpha_is_compared_at_the_same_given_quantities(run, config, t
         assert plan["m_h"] == (0 if name == "none" else 5)
 
 
-def test_the_gap_is_that_of_each_alpha():
+def test_the_gap_depends_on_alpha():
     found = analysis.of_config(pf.make_config(with_algorithm(alpha=5.0)), 0.1)
     gaps = {name: plan.problem.gap for name, plan in found.smaller.items()}
     assert found.problem.gap < gaps["half"] < gaps["none"]
@@ -213,7 +213,7 @@ def test_fixed_points_are_shown_agent_by_agent(run, tmp_path):
     assert "0.1572" in out
 
 
-def test_fedavg_is_the_theory_without_adaptation(run, tmp_path):
+def test_fedavg_has_the_theory_of_alpha_zero(run, tmp_path):
     table = {**SMALL, "algorithm": {"name": "fedavg-pg", "alpha": 2.0, "beta": 0.01}}
     code, out, _ = run("theory", write(tmp_path / "f.toml", table), "--epsilon", "0.1")
     assert code == 0

@@ -1,1 +1,1 @@
-"""Pictures and tables of saved runs. Nothing here simulates."""
+"""Renderers of figures, tables and pages. Nothing here simulates or knows of studies."""

@@ -1,4 +1,4 @@
-"""A strip of moments of one episode, as the environment draws them: frames of its own, or lines in the plane."""
+"""Pictures of one episode: frames or sketches from the environment at several steps, or a path in the plane."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,38 +10,40 @@ from matplotlib.figure import Figure
 from perfedrl.report.plots import BLUE, GREEN, GREY
 from perfedrl.types import Params, Trajectory
 
-MOMENTS, COLUMNS = 8, 4
+SHOWN_STEPS, COLUMNS = 8, 4
 DOT = 0.02
 
 
 def can_draw(task: Any, episode: Trajectory) -> bool:
-    """Whether there is a way to draw the agent's episodes."""
+    """Whether the task's episodes can be drawn."""
     return task.frames is not None or task.sketch is not None or in_the_plane(task, episode)
 
 
 def in_the_plane(task: Any, episode: Trajectory) -> bool:
+    """Whether an episode is a path in the plane with a goal."""
     return task.goal is not None and task.box is not None and np.shape(episode.obs)[1:] == (2,)
 
 
 def draw_episode(task: Any, policy: Any, params: Params, episode: Trajectory, title: str) -> Figure:
-    """An episode as a picture: moments at even distances, or the path of a point in the plane."""
+    """Draw an episode: frames at evenly spaced steps, or the path of a point in the plane."""
     steps = int(episode.mask.sum())
     if in_the_plane(task, episode):
         return draw_path(task, np.asarray(episode.obs)[:steps], title)
     if task.frames is not None:
         frames = task.frames(policy, params)
-        at = moments(len(frames))
-        return draw_moments([frames[i] for i in at], at, title)
-    at = moments(steps)
-    return draw_moments([task.sketch(episode.obs[i]) for i in at], at, title)
+        at = shown_steps(len(frames))
+        return draw_frames([frames[i] for i in at], at, title)
+    at = shown_steps(steps)
+    return draw_frames([task.sketch(episode.obs[i]) for i in at], at, title)
 
 
-def moments(steps: int) -> list[int]:
-    """The steps to show: the first, the last, and some between."""
-    return sorted({int(i) for i in np.linspace(0, steps - 1, min(MOMENTS, steps)).round()})
+def shown_steps(steps: int) -> list[int]:
+    """The steps to show: the first, the last, and evenly spaced ones in between."""
+    return sorted({int(i) for i in np.linspace(0, steps - 1, min(SHOWN_STEPS, steps)).round()})
 
 
-def draw_moments(drawings: Sequence[Any], at: Sequence[int], title: str) -> Figure:
+def draw_frames(drawings: Sequence[Any], at: Sequence[int], title: str) -> Figure:
+    """Frames or sketches in a grid, with their steps as titles."""
     rows = -(-len(drawings) // COLUMNS)
     figure = Figure(figsize=(9, 2.1 * rows + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -56,7 +58,7 @@ def draw_moments(drawings: Sequence[Any], at: Sequence[int], title: str) -> Figu
         if not lines:
             axes.imshow(drawing)
             continue
-        # What comes first is the ground, if there is more; what comes last hangs or stands on a joint.
+        # The first line is the ground if there are several; the last line starts at a joint.
         for i, line in enumerate(drawing, start=int(len(drawing) == 1)):
             axes.plot(*np.asarray(line).T, color=(GREY, BLUE, GREEN)[min(i, 2)], linewidth=1 if i == 0 else 2.5)
         axes.plot(*np.asarray(drawing[-1])[0], "o", color=GREY, markersize=4)
@@ -68,6 +70,7 @@ def draw_moments(drawings: Sequence[Any], at: Sequence[int], title: str) -> Figu
 
 
 def draw_path(task: Any, path: np.ndarray, title: str) -> Figure:
+    """A path in the plane with its start and the goal."""
     figure = Figure(figsize=(4.4, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

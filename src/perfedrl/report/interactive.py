@@ -1,4 +1,4 @@
-"""Plots for a browser, with the values of every seed on hover."""
+"""Draw plots with plotly for a browser, with the value of each seed on hover."""
 
 import textwrap
 from typing import Any
@@ -26,11 +26,11 @@ from perfedrl.report.plots import (
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MOST_SEEDS = 12
-"""Seeds that a hover box lists one by one; of more it gives the smallest and the largest value."""
+"""The largest number of seeds that a hover box lists; for more seeds it shows the range."""
 
 
 def draw(plot: Plot) -> go.Figure:
-    """Draw a plot."""
+    """Draw a plot with plotly."""
     kinds: dict[type, Any] = {
         Lines: draw_lines,
         Rollouts: draw_rollouts,
@@ -45,6 +45,7 @@ def draw(plot: Plot) -> go.Figure:
 
 
 def draw_lines(plot: Lines) -> go.Figure:
+    """Series over one axis, with levels."""
     figure = go.Figure()
     for series in plot.series:
         figure.add_traces(band(plot, series) if series.centre == "mean" else seeds(plot, series))
@@ -53,7 +54,7 @@ def draw_lines(plot: Lines) -> go.Figure:
         np.asarray([min(s.x.min() for s in plot.series), max(s.x.max() for s in plot.series)], float)
     )
     for level in plot.levels:
-        # A line of many points, so that it can be hovered over anywhere.
+        # Many points, so that the line shows its hover box anywhere.
         x = np.linspace(left, right, 60)
         style = {"color": level.color, "dash": "dot", "width": 2}
         hover = f"{level.label}: {show(plot, level.value)}<extra></extra>"
@@ -67,7 +68,7 @@ def draw_lines(plot: Lines) -> go.Figure:
     if plot.y_scale == "log":
         values = np.concatenate([np.ravel(series.values) for series in plot.series])
         decades = np.ptp(np.log10(values[values > 0]))
-        every = max(1, round(decades / 8))  # left to itself the library labels 2 and 5 between them
+        every = max(1, round(decades / 8))  # by default plotly also labels 2 and 5 within a decade
         figure.update_yaxes(title=plot.y_label, type="log", exponentformat="power", dtick=every)
     else:
         figure.update_yaxes(title=plot.y_label, rangemode="tozero", tickformat=".0%" if plot.percent else None)
@@ -77,7 +78,7 @@ def draw_lines(plot: Lines) -> go.Figure:
 
 
 def line(plot: Lines, series: Series) -> go.Scatter:
-    """The middle line; its hover box holds every seed."""
+    """The mean or median line; its hover box lists the seeds."""
     texts = [hover_text(plot, series, i) for i in range(len(series.x))]
     return go.Scatter(
         x=plot.axis.position(series.x),
@@ -92,6 +93,7 @@ def line(plot: Lines, series: Series) -> go.Scatter:
 
 
 def hover_text(plot: Lines, series: Series, i: int) -> str:
+    """The text of a hover box: mean or median, standard deviation, and seeds or their range."""
     values = series.values[:, i]
     lines = [f"<b>{series.label}</b>", f"{plain(plot.axis.label)}: {series.x[i]:g}"]
     middle = show(plot, float(series.middle[i]))
@@ -107,7 +109,7 @@ def hover_text(plot: Lines, series: Series, i: int) -> str:
 
 
 def band(plot: Lines, series: Series) -> list[go.Scatter]:
-    """One standard deviation to both sides."""
+    """A band of one standard deviation to both sides."""
     x, low, high = plot.axis.position(series.x), series.middle - series.deviation, series.middle + series.deviation
     if plot.percent:
         low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
@@ -117,7 +119,7 @@ def band(plot: Lines, series: Series) -> list[go.Scatter]:
 
 
 def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
-    """Every seed as a point."""
+    """A point per seed."""
     x = plot.axis.position(series.x)
     return [
         go.Scatter(
@@ -134,6 +136,7 @@ def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
 
 
 def draw_pairs(plot: Pairs) -> go.Figure:
+    """Bounds and realized values, one pair per line."""
     figure = go.Figure()
     labels = [pair.label for pair in plot.pairs]
     for pair in plot.pairs:
@@ -157,6 +160,7 @@ def draw_pairs(plot: Pairs) -> go.Figure:
 
 
 def draw_strips(plot: Strips) -> go.Figure:
+    """Rows of points with their medians."""
     figure = go.Figure()
     for strip in plot.strips:
         figure.add_scatter(
@@ -185,6 +189,7 @@ def draw_strips(plot: Strips) -> go.Figure:
 
 
 def draw_ranges(plot: Ranges) -> go.Figure:
+    """Values with intervals, one per line."""
     figure = go.Figure()
     for line in plot.ranges:
         figure.add_scatter(
@@ -204,6 +209,7 @@ def draw_ranges(plot: Ranges) -> go.Figure:
 
 
 def draw_dots(plot: Dots) -> go.Figure:
+    """Labelled lines with one panel per quantity."""
     figure = make_subplots(1, len(plot.panels), shared_yaxes=True, horizontal_spacing=0.03)
     for column, panel in enumerate(plot.panels, start=1):
         for i, marks in enumerate(panel.marks):
@@ -223,7 +229,7 @@ def draw_dots(plot: Dots) -> go.Figure:
 
 
 def dots(plot: Dots, marks: Marks, offset: float, legend: bool) -> go.Scatter:
-    """One series; upper limits are hollow and point left."""
+    """The marks of one series; upper limits are hollow and point left."""
     signs = ["≤ " if limit else "" for limit in marks.limit]
     symbols = ["triangle-left-open" if limit else MARKERS[marks.color] for limit in marks.limit]
     return go.Scatter(
@@ -239,6 +245,7 @@ def dots(plot: Dots, marks: Marks, offset: float, legend: bool) -> go.Scatter:
 
 
 def draw_rollouts(plot: Rollouts) -> go.Figure:
+    """Panels of episodes side by side."""
     titles = [panel.caption.replace("\n", "<br>") for panel in plot.panels]
     figure = make_subplots(1, len(plot.panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
     for column, panel in enumerate(plot.panels, start=1):
@@ -254,7 +261,7 @@ def draw_rollouts(plot: Rollouts) -> go.Figure:
 
 
 def episodes(panel: Panel) -> list[go.Scatter]:
-    """The goal region, the goal, and every episode up to where it reaches it."""
+    """The goal region, the goal, and each episode up to its first step in the goal region."""
     angle = np.linspace(0, 2 * np.pi, 60)
     circle = panel.goal + panel.radius * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
     region = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": faint(GREEN), "hoverinfo": "skip"}
@@ -279,16 +286,18 @@ def episodes(panel: Panel) -> list[go.Scatter]:
 
 
 def show(plot: Lines, value: float) -> str:
+    """A value as text: a percentage, or three digits."""
     if plot.percent:
         return f"{value:.1%}"
     return f"{value:.3g}" if plot.y_scale == "log" else f"{value:.3f}"
 
 
 def plain(label: str) -> str:
+    """A label with an upper-case first letter."""
     return label[0].upper() + label[1:]
 
 
 def faint(color: str) -> str:
-    """A colour that one sees through."""
+    """A colour with low opacity."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.18)"

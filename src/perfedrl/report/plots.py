@@ -27,10 +27,12 @@ class Series:
 
     @property
     def middle(self) -> Float[np.ndarray, " x"]:
+        """The mean or median over seeds."""
         return self.values.mean(axis=0) if self.centre == "mean" else np.median(self.values, axis=0)
 
     @property
     def deviation(self) -> Float[np.ndarray, " x"]:
+        """The standard deviation over seeds; zero for one seed."""
         return self.values.std(axis=0, ddof=1) if len(self.values) > 1 else np.zeros(len(self.x))
 
 

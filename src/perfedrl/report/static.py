@@ -1,4 +1,4 @@
-"""Plots as PNG and PDF, with the plotted numbers beside them as CSV."""
+"""Draw plots with matplotlib and save them as PNG and PDF, with the plotted numbers as CSV."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", 
 
 
 def draw(plot: Plot) -> Figure:
-    """Draw a plot."""
+    """Draw a plot with matplotlib."""
     kinds: dict[type, Any] = {
         Lines: draw_lines,
         Rollouts: draw_rollouts,
@@ -51,6 +51,7 @@ def draw(plot: Plot) -> Figure:
 
 
 def draw_lines(plot: Lines) -> Figure:
+    """Series over one axis, with levels and a legend below."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -70,15 +71,16 @@ def draw_lines(plot: Lines) -> Figure:
         axes.set_xticks(plot.axis.position(np.asarray(plot.axis.ticks)), [f"{x:g}" for x in plot.axis.ticks])
     if plot.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.set_ylim(0, 1.02)  # a marker at 1 is whole
+        axes.set_ylim(0, 1.02)  # so that a marker at 1 is not cut
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    # Outside the axes the legend cannot cover data.
+    # Outside the axes the legend does not cover data.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
 def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
+    """One series: its line with a band, or its median with a point per seed."""
     x, middle = plot.axis.position(series.x), series.middle
     style: dict[str, Any] = {"color": series.color, "linestyle": "--" if series.dashed else "-", "linewidth": 1.6}
     marker: dict[str, Any] = {} if series.dashed else {"marker": MATPLOTLIB[MARKERS[series.color]], "markersize": 5}
@@ -94,6 +96,7 @@ def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
 
 
 def draw_pairs(plot: Pairs) -> Figure:
+    """Bounds and realized values, one pair per line."""
     figure = Figure(figsize=(7.2, 1.1 + 0.3 * len(plot.pairs)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -114,6 +117,7 @@ def draw_pairs(plot: Pairs) -> Figure:
 
 
 def draw_strips(plot: Strips) -> Figure:
+    """Rows of points with their medians."""
     figure = Figure(figsize=(7.2, 1.4 + 0.32 * len(plot.strips)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -135,6 +139,7 @@ def draw_strips(plot: Strips) -> Figure:
 
 
 def draw_ranges(plot: Ranges) -> Figure:
+    """Values with intervals, one per line."""
     figure = Figure(figsize=(7.2, 1.5 + 0.26 * len(plot.ranges)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -153,7 +158,8 @@ def draw_ranges(plot: Ranges) -> Figure:
 
 
 def draw_dots(plot: Dots) -> Figure:
-    # Room between panels, so that the last tick of one and the first of the next stay apart.
+    """Labelled lines with one panel per quantity."""
+    # Space between panels, so that the last tick label of one does not touch the first of the next.
     layout = ConstrainedLayoutEngine(wspace=0.06)
     figure = Figure(figsize=(3.6 + 2.6 * len(plot.panels), 1.5 + 0.3 * len(plot.labels)), layout=layout)
     FigureCanvasAgg(figure)
@@ -172,8 +178,9 @@ def draw_dots(plot: Dots) -> Figure:
 
 
 def draw_marks(axes: Axes, panel: DotPanel) -> None:
+    """The marks of one panel."""
     for i, marks in enumerate(panel.marks):
-        # Series stand one below the other within a line, so that equal values do not hide each other.
+        # Series are offset vertically within a line, so that equal values do not hide each other.
         at = np.arange(len(marks.values)) + 0.22 * (i - (len(panel.marks) - 1) / 2)
         exact, limits = ~marks.limit, marks.limit
         style: dict[str, Any] = {"color": marks.color, "linestyle": "", "markersize": 4.5}
@@ -191,6 +198,7 @@ def draw_marks(axes: Axes, panel: DotPanel) -> None:
 
 
 def draw_rollouts(plot: Rollouts) -> Figure:
+    """Panels of episodes side by side."""
     figure = Figure(figsize=(3.2 * len(plot.panels), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = np.ravel(figure.subplots(1, len(plot.panels), sharey=True))
@@ -202,6 +210,7 @@ def draw_rollouts(plot: Rollouts) -> Figure:
 
 
 def draw_panel(axes: Axes, panel: Panel, edge: float) -> None:
+    """Episodes around one goal; those that miss it are dotted."""
     axes.add_patch(Circle(tuple(panel.goal), panel.radius, color=GREEN, alpha=0.2, linewidth=0))
     for e, reach in enumerate(panel.first_reach):
         path = panel.path(e)
@@ -214,11 +223,12 @@ def draw_panel(axes: Axes, panel: Panel, edge: float) -> None:
 
 
 def lowest(plot: Lines) -> float:
+    """The smallest value of a plot."""
     return min([float(s.values.min()) for s in plot.series] + [level.value for level in plot.levels])
 
 
 def spread(plot: Lines) -> str:
-    """What the figure shows of the seeds, in words."""
+    """A description of the spread over seeds."""
     seeds = len(plot.series[0].values)
     if seeds == 1:
         return "one seed"
@@ -226,7 +236,7 @@ def spread(plot: Lines) -> str:
 
 
 def save(plot: Plot, folder: str | Path) -> list[Path]:
-    """Write a plot as PNG and PDF and its numbers as CSV; the same numbers give the same bytes."""
+    """Write a plot as PNG and PDF and its numbers as CSV; equal numbers give equal bytes."""
     figure, stem = draw(plot), Path(folder) / plot.name
     written = []
     for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
@@ -243,7 +253,7 @@ def save(plot: Plot, folder: str | Path) -> list[Path]:
 
 
 def image(figure: Figure, suffix: str = ".png", metadata: dict | None = None) -> bytes:
-    """A figure as the content of an image file."""
+    """The bytes of an image file of a figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=suffix[1:], dpi=160, metadata=metadata or {"Software": None})
     return buffer.getvalue()

@@ -39,7 +39,10 @@ def final_outcomes(run: Run) -> list[tuple[str, ...]]:
     if history.held_out_after.shape[-1]:
         returns |= {f"held_out_{when}.return": getattr(history, f"held_out_{when}") for when in ("before", "after")}
     measured = returns | dict(history.outcomes)
-    last = lambda x: interval(mean_interval(over_agents(x[:, -1])))  # noqa: E731
+
+    def last(values: Any) -> str:
+        return interval(mean_interval(over_agents(values[:, -1])))
+
     recorded = [(f"{key[9:]}, last round", "", last(x)) for key, x in measured.items() if key.startswith("training.")]
     return recorded + [
         (
@@ -105,7 +108,10 @@ def assessment(name: str, found: Assessment) -> Table:
     """Outcomes after each adaptation step: the mean over agents and the worst agent."""
     title = f"{name}, {found.part} agents, {found.start}: 95 % bootstrap intervals over seeds"
     table = Table("", Column("steps", justify="right"), "mean over agents", "worst agent", title=title)
-    short = lambda x: f"{x.mean:.4g} ({x.low:.4g} .. {x.high:.4g})"  # noqa: E731
+
+    def short(x: Interval) -> str:
+        return f"{x.mean:.4g} ({x.low:.4g} .. {x.high:.4g})"
+
     rows = found.rows
     for outcome in sorted(found.outcomes, key=lambda x: (x != "return", x)):
         for row in rows:

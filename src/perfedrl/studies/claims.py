@@ -1,4 +1,4 @@
-"""Claims: a published number beside the measured one, when it counts as met, and tables of claims."""
+"""Claims: a published number, the measured number, and whether the claim is met; tables of claims."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ HEADER = ("", "claim", "paper", "measured", "95 % interval", "met")
 
 @dataclass(frozen=True)
 class Claim:
-    """A published number beside the measured one, with the 95 % interval of the measured one over seeds.
+    """A published number and the measured one with its 95 % interval over seeds.
 
     `experiment` is the name of the study; the fields are the keys of claims.json.
     """

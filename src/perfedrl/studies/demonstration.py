@@ -1,4 +1,4 @@
-"""The demonstration: unseen agents that personalize a meta-trained initialization, beside training from scratch."""
+"""The demonstration: unseen agents personalize a meta-trained initialization, compared with training from scratch."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

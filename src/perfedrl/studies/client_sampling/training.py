@@ -24,7 +24,7 @@ from perfedrl.types import Params
 
 ALPHA, BETA, LOCAL_STEPS, BATCH = 2.0, 0.3, 5, 10
 SHARE, ROUNDS, SEEDS = 0.25, 80, 20
-BESIDE = 0.1
+PERTURBATION = 0.1
 """Standard deviation of the perturbation of a symmetric start."""
 MODES: tuple[Literal["round", "step"], ...] = ("round", "step")
 GRAIN = np.float32(2**-13)
@@ -98,7 +98,7 @@ def noiseless_limit(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
     """The parameters after noiseless rounds of all agents from a perturbed start, since the start is symmetric."""
     simulation = simulation_of(fleet, algorithm, [0], None, 1.0)
     state = simulation.start()
-    aside = BESIDE * np.random.default_rng(0).normal(size=state.server.message.shape)
+    aside = PERTURBATION * np.random.default_rng(0).normal(size=state.server.message.shape)
     state = state._replace(server=state.server._replace(message=state.server.message + aside))
     return simulation.advance(state, 0, rounds).server.message[0]
 

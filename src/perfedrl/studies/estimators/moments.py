@@ -75,14 +75,17 @@ class EstimateError(NamedTuple):
 
     @property
     def bias_at_most(self) -> float:
-        """A squared bias that is not larger in about 19 of 20 cases."""
+        """An upper limit of the squared bias, exceeded in about 1 of 20 cases."""
         return max(self.bias_squared.value, 0.0) + 2 * self.bias_squared.error
 
 
 def error(agents: Sequence[ErrorMoments]) -> EstimateError:
     """The error of one estimator, mean over agents."""
     n = len(agents)
-    total = lambda name: sum(getattr(agent, name) for agent in agents)  # noqa: E731
+
+    def total(name: str) -> float:
+        return sum(getattr(agent, name) for agent in agents)
+
     gap, noise, noise_squared, length = (total(name) for name in ("gap", "noise", "noise_squared", "length"))
     # D'S D counts the noise within D too: tr S^2 of it, on average.
     spread = max(4 * total("along") - 2 * noise_squared, 2 * noise_squared)

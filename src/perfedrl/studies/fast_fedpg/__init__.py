@@ -1,4 +1,4 @@
-"""Fast-FedPG without client drift, beside FedAvg-PG with it."""
+"""Client drift: absent in Fast-FedPG, present in FedAvg-PG."""
 
 from perfedrl.studies.base import Study, no_configs
 from perfedrl.studies.fast_fedpg import figures

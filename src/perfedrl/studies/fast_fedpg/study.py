@@ -61,17 +61,17 @@ def drift_claims(evidence: Evidence) -> list[Claim]:
         return single("fast-fedpg", what, paper, point(value), low, high)
 
     many = resting & (np.asarray(LOCAL_STEPS) > 1)
-    beside = f"local steps from 2 to {max(np.asarray(LOCAL_STEPS)[many])}"
+    several = f"local steps from 2 to {max(np.asarray(LOCAL_STEPS)[many])}"
     return [
         one(f"length of grad f at rest, FedAvg-PG, {SHOWN} local steps (>= 0.01)", np.nan, plain[at], 0.01, np.inf),
         one(f"length of grad f at rest, Fast-FedPG, {SHOWN} local steps (<= {DEEPEST:g})", 0.0, fast[at], 0.0, DEEPEST),
         one(f"return that FedAvg-PG's rest lacks, {SHOWN} local steps (> 0)", np.nan, lost, 1e-9, np.inf),
         everywhere(
             "fast-fedpg",
-            f"{beside} at which FedAvg-PG rests off the optimum (grad f longer than 1e-3)",
+            f"{several} at which FedAvg-PG rests off the optimum (grad f longer than 1e-3)",
             plain[many] > 1e-3,
         ),
-        everywhere("fast-fedpg", f"{beside} at which Fast-FedPG rests on it (shorter than 1e-11)", fast[many] < 1e-11),
+        everywhere("fast-fedpg", f"{several} at which Fast-FedPG rests on it (shorter than 1e-11)", fast[many] < 1e-11),
         everywhere("fast-fedpg", "more local steps that make FedAvg-PG's rest worse", np.diff(plain) > 0),
     ]
 

@@ -1,4 +1,4 @@
-"""FedNPG's geometric convergence, held against the exact regularized optimum."""
+"""FedNPG's geometric convergence to the exact regularized optimum."""
 
 from perfedrl.studies.base import Study, no_configs
 from perfedrl.studies.fednpg import figures

@@ -1,4 +1,4 @@
-"""Few-shot personalization that helps: the recommended recipe beside the paper's."""
+"""Few-shot personalization that helps: the recommended recipe compared with the paper's."""
 
 from perfedrl.studies.base import Study
 from perfedrl.studies.few_shot import figures

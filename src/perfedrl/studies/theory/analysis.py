@@ -22,7 +22,7 @@ MOST_PARAMETERS = 300
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a config before anything runs; `plans` and `smaller` are empty without an accuracy."""
+    """Results for a config before anything runs; `plans` and `smaller` are empty without an accuracy."""
 
     config: Config
     problem: Problem
