@@ -148,10 +148,10 @@ def measure_objectives() -> dict:
     trained = np.asarray(run.server[-1])
     alphas, small = np.linspace(0, 4, 17), 10.0 ** np.arange(-4, 1)
 
-    def value(theta: np.ndarray, at: Iterable[float]) -> np.ndarray:
+    def value(theta: Any, at: Iterable[float]) -> np.ndarray:
         return np.asarray([exact.meta_objective(fleet, theta, a, policy) for a in at])
 
-    def gradient(a: float) -> np.ndarray:
+    def gradient(a: float) -> Any:
         return exact.meta_gradient(fleet, trained, a, policy)
 
     far = [th.small_adaptation(th.constants(fleet, policy, a)) for a in small]
