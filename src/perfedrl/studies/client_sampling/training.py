@@ -106,7 +106,7 @@ def noiseless_limit(fleet: Fleet, algorithm: Algorithm, rounds: int) -> Params:
 def follow(simulation: Simulation, rounds: int, stops: int, theta: Params | None) -> Sampling:
     """Run one method from given parameters or from the policy's start, with `stops` evenly spaced evaluations."""
     fleet, algorithm, seeds = simulation.fleet, simulation.algorithms[0], simulation.seeds
-    state, policy = simulation.start(), simulation.policy
+    state, policy = simulation.start(), simulation.experiment.policy
     if theta is not None:
         begin = np.repeat(
             np.asarray(theta, np.result_type(*jax.tree.leaves(state.server.message)))[None], len(seeds), 0
