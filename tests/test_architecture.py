@@ -9,7 +9,7 @@ TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "perfedrl"
 LAYERS = (
     ("errors", "types"),
-    ("registry", "compilation", "privacy", "key_domains"),
+    ("registry", "compilation", "privacy", "key_domains", "contracts"),
     ("envs",),
     ("policies",),
     ("rollout",),

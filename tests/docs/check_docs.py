@@ -130,7 +130,7 @@ def program():
 
 def misspoken(line: Line) -> str | None:
     """Say why the command line would refuse a command, without running it."""
-    from perfedrl.cli.studies import choose, expand
+    from perfedrl.studies import GROUPS, STUDIES
 
     command, words, path = program(), [word for word in line.words if word != "--help"], ["perfedrl"]
     while hasattr(command, "commands"):
@@ -140,14 +140,14 @@ def misspoken(line: Line) -> str | None:
         command, words = command.commands[words[0]], words[1:]
     try:
         given = command.make_context(" ".join(path), list(words)).params
-        for name in expand(given["experiments"]) if path[-1] == "reproduce" else []:
-            choose(name)
-    except Exception as refusal:  # the parser's, or a UserError
+    except Exception as refusal:  # the parser's
         reason = str(getattr(refusal, "format_message", refusal.__str__)())
         incomplete = type(refusal).__name__ == "MissingParameter" or "requires an argument" in reason
         return None if incomplete and not line.complete else reason
-    named = [word for word in words if word.startswith("configs/") and not list(ROOT.glob(word))]
-    return f"{named[0]} does not exist" if named else None
+    studies = given["studies"] if path[-1] == "reproduce" else []
+    unknown = [name for name in studies if name not in {*STUDIES, *GROUPS}]
+    missing = [word for word in words if word.startswith("configs/") and not list(ROOT.glob(word))]
+    return f"{(unknown + missing)[0]} does not exist" if unknown + missing else None
 
 
 def bad_commands(text: str) -> Iterator[str]:

@@ -30,7 +30,7 @@ def test_every_command_is_run_by_a_test_that_exists_or_has_a_reason():
         ("```sh\nperfedrl train configs/arc.toml --sede 1\n```", "No such option: --sede"),
         ("```\nperfedrl train configs/nothing.toml  # a comment\n```", "configs/nothing.toml does not exist"),
         ("```\nperfedrl train\n```", "Missing argument"),
-        ("`perfedrl reproduce e99`", "unknown experiment 'e99'"),
+        ("`perfedrl reproduce e99`", "e99 does not exist"),
         ("`perfedrl federation dance`", "perfedrl federation has no command dance"),
         ("```\nperfedrl demo --seeds 2\n```", "which no test runs"),
         ("Use `make tea`.", "names `make tea`, which the Makefile does not have"),
