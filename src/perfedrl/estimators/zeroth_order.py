@@ -66,7 +66,7 @@ class ZerothOrderObjective(eqx.Module):
         normal = jax.random.normal(drawn, (m // self.points, theta.size), theta.dtype)
         directions = normal / jnp.linalg.norm(normal, axis=1, keepdims=True)
 
-        def f(theta: Float[Array, " d"], key: PRNGKeyArray) -> Float[Array, ""]:
+        def f(theta: Any, key: PRNGKeyArray) -> Float[Array, ""]:
             return self.value(unravel(theta), key, 1)
 
         each = jax.vmap if self.traceable else _one_by_one

@@ -75,7 +75,7 @@ def score_matrix(policy: Any, params: Params, batch: Trajectory, credit: Credit)
     """Compute H-hat, the mean of the matrices u of eq. (3), in full, for tests and small problems."""
     flat, unravel = ravel_pytree(params)
 
-    def logp(theta: Float[Array, " d"]) -> Float[Array, "m T"]:
+    def logp(theta: Any) -> Float[Array, "m T"]:
         return log_probs(policy.log_prob, unravel(theta), batch)
 
     scores, hessians = jax.jacobian(logp)(flat), jax.hessian(logp)(flat)
