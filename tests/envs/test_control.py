@@ -1,4 +1,4 @@
-"""Classic control: Gymnasium's own, step for step, at any physics; every agent with its own body, in one program."""
+"""Classic control: steps equal Gymnasium's at any physics, and agents with different bodies train in one program."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -133,7 +133,7 @@ def played(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("changed", [False, True], ids=["default", "changed"])
 @pytest.mark.parametrize("name", PEERS)
-def test_steps_rewards_and_ends_are_gymnasiums(name, changed, x64):
+def test_steps_rewards_and_ends_equal_gymnasiums(name, changed, x64):
     """In double precision, as in Gymnasium: errors of single precision would grow in a chaotic system."""
     task = PEERS[name].kind(**(PEERS[name].changed if changed else {}))
     assert set(PEERS[name].changed) <= set(constants(task))
@@ -197,7 +197,7 @@ def test_a_car_must_be_fast_enough_at_the_goal():
     assert [bool(arrives(speed)[2]) for speed in (0.02, 0.04)] == [False, True]
 
 
-def test_a_masss_place_moves_with_its_link():
+def test_the_center_of_mass_scales_with_the_length_of_the_link():
     """Derived constants are properties: they cannot lie when an agent's body is changed."""
     assert Acrobot(link_length_1=0.6).link_com_pos_1 == 0.3
     assert CartPole(masspole=0.5, length=2.0).polemass_length == 1.0
@@ -208,7 +208,7 @@ def episode_of(obs: Any, action: Any, reward: Any, mask: Any) -> Trajectory:
     return Trajectory(*(jnp.asarray(x) for x in (obs, action)), *(jnp.asarray(x, jnp.float32) for x in (reward, mask)))
 
 
-def test_what_tasks_say_of_an_episode():
+def test_outcomes_of_episodes_by_hand():
     stands, falls = jnp.zeros(4), jnp.asarray([0.0, 0.0, 0.2, 5.0])
     last = lambda obs, mask: episode_of(jnp.stack([stands, obs]), [0, 1], [1, mask], [1, mask])  # noqa: E731
     said = [CartPole().outcomes(last(*how)) for how in ((stands, 1), (falls, 1), (stands, 0))]
@@ -255,7 +255,7 @@ def test_a_sketch_draws_an_agents_own_body(name):
         ("mountain-car-continuous", {"vary": {"min_position": [-0.5, -0.3]}}, ["min_position"]),
     ],
 )
-def test_physics_that_no_world_has_are_refused_in_one_sentence(name, params, words):
+def test_invalid_physical_constants_are_rejected(name, params, words):
     with pytest.raises(pf.UserError) as error:
         ENVS[name](**ENVS.resolve(name, params))
     assert all(word in str(error.value) for word in words), str(error.value)
@@ -271,7 +271,7 @@ def test_physics_that_no_world_has_are_refused_in_one_sentence(name, params, wor
         ({"masscart": {"train": [1.0, 2.0, 3.0, 4.0], "held_out": [5.0, 6.0]}}, {"masscart"}),
     ],
 )
-def test_what_varies_is_said_in_a_config_by_name_by_names_or_in_a_table(vary, names, tmp_path):
+def test_a_config_states_the_varying_constants_by_name_by_names_or_in_a_table(vary, names, tmp_path):
     table = {
         "name": "poles",
         "seeds": 1,
@@ -288,14 +288,14 @@ def test_what_varies_is_said_in_a_config_by_name_by_names_or_in_a_table(vary, na
     assert poles.masspole.dtype == float
 
 
-def test_usual_ranges_are_the_literatures_and_follow_the_value_given():
+def test_usual_ranges_are_those_of_the_literature_and_scale_with_the_given_value():
     poles = ENVS["cart-pole"](agents=500, held_out=0).train.length
     assert 0.1 <= poles.min() < 0.11 < 0.89 < poles.max() <= 0.9
     rods = ENVS["pendulum"](agents=500, held_out=0, l=2.0).train.l
     assert 1.0 <= rods.min() < 1.05 < 2.95 < rods.max() <= 3.0
 
 
-def test_a_familys_parameters_are_its_constants():
+def test_parameters_of_a_family_are_the_constants_of_its_task():
     for name, peer in PEERS.items():
         named = inspect.signature(ENVS[name]).parameters
         assert list(named)[:6] == ["agents", "held_out", "seed", "vary", "horizon", "discount"]

@@ -1,4 +1,4 @@
-"""The contract that every registered environment keeps: its registry line is what enrols it here.
+"""The contract of every registered environment; a new registry entry is tested here without further work.
 
 Families of agents with examples instead of episodes have a contract of their own, at the end of the file. Of the
 others, those that JAX can trace are held to all of it; those played in Python (`fleet.traceable` is False) to what a
@@ -25,7 +25,7 @@ PARAMETERS = {
     "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]},
     "gymnasium": {"id": "CartPole-v1", "vary": {"length": [0.1, 0.9]}, "horizon": 40},
 }
-"""What a family needs to be told; a family that needs nothing is taken as it is."""
+"""Required parameters of families."""
 
 DIFFER = {
     "acrobot": {"link_length_2"},
@@ -45,17 +45,17 @@ DIFFER = {
     "random-mdps": {"probability"},
     "windy-cliff": {"probability", "r", "successor"},
 }
-"""The leaves in which agents of a family differ; in all others they are alike."""
+"""The leaves in which the agents of a family differ; all others are equal."""
 
 EARLY = ("cart-pole", "gymnasium")
-"""Families whose episodes nearly always end before their time when nobody has learned anything."""
+"""Families whose episodes nearly always end early under an untrained policy."""
 
 PYTHON = [name for name in ENVS if "parallel" in ENVS.parameters(name)]
-"""Families that JAX cannot trace: they play episodes in parallel environments, and a few short ones will do."""
+"""Families that are played in Python; a few short episodes suffice."""
 FEW = {"agents": 2, "held_out": 0, "horizon": 5, "parallel": 3}
 
 EXAMPLES = [name for name in ENVS if "test_examples" in ENVS.parameters(name)]
-"""Families of agents that have examples and no episodes."""
+"""Families with examples instead of episodes."""
 EPISODES = [name for name in ENVS if name not in EXAMPLES]
 
 M = 3

@@ -28,7 +28,7 @@ def room(**settings):
     return gymnasium_fleet(["rooms:drawn"], options=settings, horizon=9, parallel=2)
 
 
-def test_what_a_constructor_derives_follows_from_the_agents_own_values():
+def test_attributes_that_a_constructor_derives_follow_from_the_agents_values():
     env = Recipe("CartPole-v1", {"length": 0.3, "masspole": 0.2})().unwrapped
     assert (env.length, env.masspole) == (0.3, 0.2)
     assert env.polemass_length == pytest.approx(0.06, abs=1e-15)
@@ -49,7 +49,7 @@ def test_arguments_attributes_and_constants_of_a_class_may_vary(source, values):
     assert all(getattr(other, key) != value for key, value in values.items())
 
 
-def test_an_episode_is_what_the_environment_plays_by_its_seed_and_its_uniforms():
+def test_an_episode_is_determined_by_its_seed_and_its_uniforms():
     fleet = gymnasium_fleet("CartPole-v1", {"length": (0.1, 0.9)}, 2, horizon=59, parallel=3)
     play, policy, params = sampler(fleet, agent=1)
     batch = play.sample(params, KEY, 5)
@@ -74,7 +74,7 @@ def test_an_episode_is_what_the_environment_plays_by_its_seed_and_its_uniforms()
         assert not batch.reward[i, t + 1 :].any()
 
 
-def test_episodes_do_not_depend_on_how_many_are_played_side_by_side_or_in_which_process():
+def test_episodes_do_not_depend_on_parallel_or_processes():
     make = lambda **how: gymnasium_fleet("CartPole-v1", agents=1, horizon=30, **how)  # noqa: E731
     batches = []
     for how in ({"parallel": 1}, {"parallel": 7}, {"parallel": 2, "processes": True}):
@@ -86,7 +86,7 @@ def test_episodes_do_not_depend_on_how_many_are_played_side_by_side_or_in_which_
         assert all(np.array_equal(x, y) for x, y in zip(batches[0], batch, strict=True))
 
 
-def test_an_episode_ends_where_the_environment_or_the_horizon_says():
+def test_an_episode_ends_by_the_environment_or_by_the_horizon():
     fleet = gymnasium_fleet(["rooms:drawn", "rooms:drawn"], options={"length": 4}, horizon=9, parallel=3)
     play, _, params = sampler(fleet)
     batch = play.sample(params, KEY, 5)
@@ -238,14 +238,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_sentence(case):
+def test_bad_input_is_rejected_in_one_sentence(case):
     settings, sentence = BAD[case]
     with pytest.raises(UserError, match=sentence) as error:
         gymnasium_fleet(**settings)
     assert "\n" not in str(error.value)
 
 
-def test_without_gymnasium_the_sentence_says_what_to_install(monkeypatch):
+def test_without_gymnasium_the_error_names_the_extra_to_install(monkeypatch):
     import importlib
 
     def missing(name):
@@ -256,7 +256,7 @@ def test_without_gymnasium_the_sentence_says_what_to_install(monkeypatch):
         gymnasium_fleet("CartPole-v1")
 
 
-def test_users_say_more_of_an_episode_than_its_score():
+def test_a_users_outcomes_are_added_to_the_score():
     fleet = gymnasium_fleet("rooms:Room", agents=1, horizon=5, outcomes="rooms:far")
     play, _, params = sampler(fleet)
     one = jax.tree.map(lambda x: x[0], play.sample(params, KEY, 1))

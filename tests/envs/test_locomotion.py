@@ -1,4 +1,4 @@
-"""Locomotion families: rewards by hand from positions, bodies that differ in what they say, splits that stay."""
+"""Locomotion families: rewards computed by hand, bodies that differ as documented, splits that depend on the seed."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ DERIVED = {
     "cam_poscom0",
     "light_poscom0",
 }
-"""What MuJoCo computes from masses."""
+"""Constants that MuJoCo computes from masses."""
 
 
 def decisions(env, count=4, seed=0):
@@ -54,24 +54,24 @@ def decisions(env, count=4, seed=0):
 
 @pytest.mark.parametrize("frame_skip", [1, 5])
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_a_cheetah_is_paid_for_its_velocity_in_its_direction(direction, frame_skip):
+def test_reward_of_a_cheetah_with_a_direction(direction, frame_skip):
     for x in decisions(worlds.half_cheetah_direction(direction, frame_skip)):
         v = (x.after[0] - x.before[0]) / (0.01 * frame_skip)
         assert x.reward == pytest.approx(direction * v - 0.5 * 1e-1 * x.effort, abs=1e-6)
 
 
-def test_a_cheetah_is_charged_for_its_distance_from_its_velocity():
+def test_reward_of_a_cheetah_with_a_target_velocity():
     for x in decisions(worlds.half_cheetah_velocity(1.3)):
         assert x.reward == pytest.approx(-abs((x.after[0] - x.before[0]) / 0.05 - 1.3) - 0.05 * x.effort, abs=1e-6)
 
 
-def test_an_ant_is_paid_for_its_velocity_along_its_angle():
+def test_reward_of_an_ant_with_a_direction():
     for x in decisions(worlds.ant_direction(2.0)):
         v = x.moved[:2] @ [np.cos(2.0), np.sin(2.0)] / 0.05
         assert x.reward == pytest.approx(v + 1 - 0.5 * x.effort - x.contact, abs=1e-6)
 
 
-def test_an_ant_is_charged_for_its_distance_from_its_goal_and_sees_where_it_is():
+def test_reward_of_an_ant_with_a_goal_which_observes_its_position():
     goal = (1.0, -2.0)
     for x in decisions(worlds.ant_to_goal(goal)):
         assert x.reward == pytest.approx(-np.abs(x.after[:2] - goal).sum() - 0.1 * x.effort - x.contact, abs=1e-6)
@@ -79,19 +79,19 @@ def test_an_ant_is_charged_for_its_distance_from_its_goal_and_sees_where_it_is()
 
 
 @pytest.mark.parametrize("world", [worlds.hopper, worlds.walker])
-def test_hoppers_and_walkers_are_paid_for_their_velocity_and_for_standing(world):
+def test_reward_of_hoppers_and_walkers(world):
     for x in decisions(world(), count=2):
         assert x.reward == pytest.approx((x.after[0] - x.before[0]) / 0.008 + 1 - 1e-3 * x.effort, abs=1e-6)
 
 
-def test_cheetahs_see_their_velocities_in_the_unit_asked_for():
+def test_velocity_scale_multiplies_the_observed_velocities():
     plain, other = worlds.half_cheetah_velocity(1.0), worlds.half_cheetah_velocity(1.0, velocity_scale=0.1)
     for x, y in zip(decisions(plain), decisions(other), strict=True):
         np.testing.assert_allclose(np.r_[x.obs[:8], 0.1 * x.obs[8:]], y.obs)
         assert x.reward == y.reward
 
 
-def test_an_ant_at_no_healthy_height_goes_on_to_its_goal_and_none_other_does():
+def test_a_fall_ends_the_episode_of_an_ant_unless_it_has_a_goal():
     for world, ends in ((worlds.ant_to_goal((1.0, 1.0)), False), (worlds.ant_direction(0.0), True)):
         world.reset(seed=0)
         bare = world.unwrapped
@@ -106,7 +106,7 @@ def arrays(model):
 
 
 @pytest.mark.parametrize("name", ["hopper-mass", "walker-mass"])
-def test_bodies_differ_in_what_they_say_and_in_what_follows_from_it(name):
+def test_bodies_differ_in_the_named_parts_and_in_constants_derived_from_them(name):
     fleet = ENVS[name](**FEW)
     env = fleet.task(1).recipe()
     plain = (worlds.hopper if name == "hopper-mass" else worlds.walker)()
@@ -121,7 +121,7 @@ def test_bodies_differ_in_what_they_say_and_in_what_follows_from_it(name):
     np.testing.assert_allclose(env.model.body_subtreemass[0], env.model.body_mass.sum())
 
 
-def test_more_of_a_body_may_differ_and_does_not_change_its_masses():
+def test_varying_more_parts_of_a_body_does_not_change_its_masses():
     every = ENVS["hopper-mass"](vary=list(worlds.BODY), **FEW).task(0).recipe
     mass = ENVS["hopper-mass"](**FEW).task(0).recipe
     assert every.values["body_mass"] == mass.values["body_mass"]
@@ -144,7 +144,7 @@ def test_the_split_follows_from_the_seed(name):
         assert len({repr(x) for x in (*first, *say(ENVS[name](**few, seed=1)))}) == 6
 
 
-def test_velocities_directions_and_goals_are_where_the_papers_have_them():
+def test_velocities_directions_and_goals_have_the_papers_distributions():
     say = lambda fleet, key: np.asarray([task.recipe.values[key] for task in fleet.train])  # noqa: E731
     many = {"agents": 30, "held_out": 0}
     slow, fast = (say(ENVS["half-cheetah-vel"](**many, fastest=x), "velocity") for x in (2.0, 3.0))
@@ -173,7 +173,7 @@ def test_episodes_have_a_hundred_decisions_and_depend_on_the_key_alone(name):
     assert all(task._slots._vector is None for task in fleet.train)
 
 
-def test_an_agent_says_what_its_task_is_about():
+def test_outcomes_of_locomotion_tasks_by_hand():
     """Velocities are read off observations, where Gymnasium has them after the positions."""
     for world, at in ((worlds.half_cheetah_velocity(1.0), 8), (worlds.ant_direction(0.0), 13)):
         obs, _ = world.reset(seed=0)
@@ -203,19 +203,19 @@ def test_an_agent_says_what_its_task_is_about():
         ("ant-goal", {"held_out": -1}, "a fleet needs agents >= 1 and held_out >= 0"),
     ],
 )
-def test_what_cannot_be_is_refused(name, settings, sentence):
+def test_invalid_settings_are_rejected(name, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         ENVS[name](**settings)
 
 
-def test_without_mujoco_one_sentence_says_what_to_install(monkeypatch):
+def test_without_mujoco_the_error_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for name in NAMES:
         with pytest.raises(UserError, match=r"pip install 'perfedrl\[mujoco\]'"):
             ENVS[name]()
 
 
-def test_making_a_world_leaves_no_line_and_no_file(capfd, monkeypatch, tmp_path):
+def test_making_an_environment_prints_nothing_and_writes_no_file(capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     worlds.half_cheetah_velocity(1.0).close()
     worlds.hopper().close()

@@ -35,7 +35,7 @@ def test_the_papers_arc__appendix_c():
     assert (fleet.train.radius, fleet.train.step_size, fleet.train.box) == (0.2, 0.15, 1.0)
 
 
-def test_any_arc_and_the_whole_circle():
+def test_goals_of_other_arcs_and_of_the_circle():
     wide = pf.arc(goals=5, held_out=1, radius=0.5, span=1.0)
     np.testing.assert_allclose(angle(wide.train.goal), [-1, -0.5, 0, 0.5, 1], atol=1e-12)
     np.testing.assert_allclose(angle(wide.held_out.goal), [0.25], atol=1e-12)
@@ -49,7 +49,7 @@ def test_any_arc_and_the_whole_circle():
     np.testing.assert_allclose(held_out, np.pi / 4 + np.arange(4) * np.pi / 2, atol=1e-12)
 
 
-def test_a_compass_move_by_hand():
+def test_a_step_of_navigation_by_hand():
     """The reward is that of the position before the move; the box stops what would leave it."""
     task = pf.arc().task(0).with_goal((0.5, 0.5))
     state, reward, done = task.step(jnp.asarray([0.5, 0.32]), jnp.asarray(2), NO_NOISE)
@@ -64,7 +64,7 @@ def test_a_compass_move_by_hand():
     np.testing.assert_allclose(task.reset(jnp.asarray([0.0, 0.75])), [-1.0, 0.5])
 
 
-def test_a_velocity_by_hand():
+def test_a_step_of_point_navigation_by_hand():
     """Clipped per axis, rewarded after the move, over when within a hundredth of the goal on both axes."""
     task = pf.point_navigation().task(0).with_goal((0.3, -0.1))
     state, reward, done = task.step(jnp.asarray([0.0, 0.0]), jnp.asarray([0.5, -0.02]), NO_NOISE)
@@ -111,7 +111,7 @@ def test_an_episode_that_ends_early_is_masked_from_there():
     assert task.outcomes(away)["distance"] == pytest.approx(np.hypot(0.3, 0.5), abs=1e-6)
 
 
-def test_success_is_entering_the_region_at_some_step_and_distance_is_where_it_ends():
+def test_success_is_entering_the_goal_region_and_distance_is_that_of_the_last_position():
     task = pf.arc().task(0).with_goal((0.0, 0.0))
     through = jnp.asarray([[0.3, 0.0], [0.15, 0.0], [-0.3, 0.0]])
     past = through + jnp.asarray([0.0, 0.25])
@@ -139,7 +139,7 @@ def test_success_is_entering_the_region_at_some_step_and_distance_is_where_it_en
         (lambda: pf.arc().task(0).with_goal((0.1,)), "two numbers"),
     ],
 )
-def test_impossible_worlds_are_refused(make, words):
+def test_invalid_navigation_settings_are_rejected(make, words):
     with pytest.raises(pf.UserError, match=words):
         make()
 
@@ -156,7 +156,7 @@ def test_agents_differ_in_their_goal_only():
     assert len({tuple(task.goal) for task in tasks}) == 6
 
 
-def test_the_target_is_asked_for_at_maml_budget_and_above(untyped):
+def test_the_target_is_required_from_the_budget_of_maml_on(untyped):
     after = [-15.0, -12.0, -11.7, -11.0, -12.0, -11.0]
     scores = np.asarray([[-39.0, *after], [-41.0, *after]])[..., None]
     deployed = Deployment(np.asarray(BUDGETS), {"score": scores}, np.zeros((1, 7, 1, 0)))

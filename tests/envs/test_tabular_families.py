@@ -1,4 +1,4 @@
-"""Environments: what each tabular family says of itself. What all keep: test_env_contract.py."""
+"""The tabular families one by one; their common contract is in test_env_contract.py."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ ARRAYS = {
 }
 
 
-def test_agents_of_a_fleet_share_shapes_and_differ_as_they_say():
+def test_agents_of_a_fleet_share_shapes_and_differ_in_goals_and_winds():
     grid = pf.gridworld().train
     assert (grid.P[0] == grid.P).all()
     assert len({tuple(r.ravel()) for r in grid.r}) == 8
@@ -111,7 +111,7 @@ def test_inverse_cdf_picks_the_interval_that_u_falls_in(counts, u):
     assert edges[picked] - 1e-6 <= u <= edges[picked + 1] + 1e-6
 
 
-def test_the_largest_uniform_never_draws_the_impossible():
+def test_the_largest_uniform_never_draws_an_entry_of_probability_zero():
     """Also not where rounding, or an input that passed the tolerance, left the sum a little under 1."""
     top = jnp.asarray(np.nextafter(np.float32(1), np.float32(0)))
     for p in ([0.5, 0.4999995, 0.0, 0.0], [1.0, 0.0], [0.0, 1.0, 0.0]):
@@ -149,7 +149,7 @@ def bad_row():
         ({"P": np.ones((0, 2, 0)), "r": np.ones((0, 2)), "mu": np.ones(0)}, ["at least one state"]),
     ],
 )
-def test_a_bad_mdp_is_refused_in_one_sentence(change, words, untyped):
+def test_an_invalid_mdp_is_rejected_in_one_sentence(change, words, untyped):
     with pytest.raises(pf.UserError) as error:
         TabularMDP(**{**GOOD, **change})
     assert all(word in str(error.value) for word in words)
@@ -162,7 +162,7 @@ def test_a_bad_row_in_a_fleet_names_the_agent():
         tabular_fleet(P, np.zeros((2, 2, 2)), np.full((2, 2), 0.5), 3, 0.9)
 
 
-def test_fleets_of_mixed_shapes_are_refused():
+def test_fleets_of_mixed_shapes_are_rejected():
     small, large = pf.gridworld(width=2).task(0), pf.gridworld(width=3).task(0)
     with pytest.raises(pf.UserError, match="agent 1"):
         fleet([small, large])
@@ -191,7 +191,7 @@ def test_bad_parameters_are_user_errors(call):
         call()
 
 
-def test_a_pickled_array_file_is_refused(tmp_path):
+def test_a_pickled_array_file_is_rejected(tmp_path):
     path = tmp_path / "evil.npz"
     np.savez(path, P=np.asarray([{"a": 1}], dtype=object))
     with pytest.raises(pf.UserError, match="plain arrays"):

@@ -1,4 +1,4 @@
-"""How agents of one fleet differ."""
+"""Variation of parameters between the agents of a fleet."""
 
 import numpy as np
 import pytest
@@ -16,29 +16,29 @@ def test_every_agent_draws_its_own_value_within_the_range():
     assert vary_agents({"length": (0.1, 0.9)}, 50, 20, 1).train != train
 
 
-def test_one_more_parameter_that_varies_changes_nothing_about_the_others():
+def test_varying_another_parameter_does_not_change_the_others():
     alone = vary_agents({"a": (0, 1)}, 4, 2, 3)
     both = vary_agents({"b": (5, 6), "a": (0, 1)}, 4, 2, 3)
     assert [x["a"] for x in (*alone.train, *alone.held_out)] == [x["a"] for x in (*both.train, *both.held_out)]
 
 
-def test_values_of_a_list_go_to_training_agents_first_and_to_nobody_twice():
+def test_values_of_a_list_go_to_training_agents_first_without_repetition():
     train, held_out = vary_agents({"a": {"list": [1, 2, 3, 4, 5]}}, 3, 2, 0)
     assert sorted(x["a"] for x in (*train, *held_out)) == [1, 2, 3, 4, 5]
     assert vary_agents({"a": [1, 2, 3, 4, 5]}, 3, 2, 0) == (train, held_out)
 
 
-def test_training_agents_take_turns_where_there_are_fewer_values():
+def test_values_repeat_among_training_agents_where_there_are_fewer_values():
     train, _ = vary_agents({"direction": {"list": [1, -1]}}, 5, 0, 0)
     assert abs(sum(x["direction"] for x in train)) == 1
 
 
-def test_a_table_says_every_agents_value():
+def test_a_table_states_the_value_of_every_agent():
     split = vary_agents({"a": {"train": [1, 2], "held_out": [3]}, "b": {"train": [7, 7], "held_out": [7]}}, 2, 1, 0)
     assert split == ([{"a": 1, "b": 7}, {"a": 2, "b": 7}], [{"a": 3, "b": 7}])
 
 
-def test_names_alone_vary_as_usual():
+def test_names_alone_vary_in_their_usual_ranges():
     usual = {"g": (5, 15), "m": (0.5, 1.5)}
     assert vary_agents("g", 3, 0, 0, ranges=usual) == vary_agents({"g": (5, 15)}, 3, 0, 0)
     assert vary_agents(["g", "m"], 3, 0, 0, ranges=usual) == vary_agents(usual, 3, 0, 0)
@@ -62,7 +62,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_vary_is_refused_in_one_sentence(case):
+def test_invalid_variations_are_rejected_in_one_sentence(case):
     arguments, sentence = BAD[case]
     with pytest.raises(UserError, match=sentence):
         vary_agents(*arguments)

@@ -1,4 +1,4 @@
-"""Decisions of a batch in NumPy are those of the policy's own `sample`."""
+"""Decisions in NumPy (`in_numpy`) equal those of `sample`."""
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_batch_is_decided_as_one_by_one(name):
+def test_decisions_in_numpy_equal_sample(name):
     policy, rng = POLICIES[name], np.random.default_rng(0)
     drawn = policy.init(jax.random.key(0))
     params = jax.tree.map(lambda x: np.asarray(x + rng.uniform(0, 0.5, x.shape), np.float32), drawn)
@@ -31,7 +31,7 @@ def test_a_batch_is_decided_as_one_by_one(name):
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_edges_of_the_uniforms_are_decided_too():
+def test_decisions_are_finite_at_the_edges_of_the_uniforms():
     policy = GaussianMLP((3, 5, 2))
     edges = np.asarray([[0.0, np.nextafter(np.float32(1), np.float32(0))]], np.float32)
     assert np.isfinite(policy.in_numpy(policy.init(jax.random.key(0)))(np.zeros((1, 3), np.float32), edges)).all()

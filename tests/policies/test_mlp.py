@@ -45,7 +45,7 @@ def test_score_gradients_agree_with_finite_differences(network):
 
 @settings(max_examples=12)
 @given(networks)
-def test_the_matrix_free_product_is_the_product_with_the_matrix(network):
+def test_the_matrix_free_curvature_product_equals_the_explicit_one(network):
     with jax.enable_x64(True):
         policy, params, batch = random_network(*network)
         flat, unravel = ravel_pytree(params)
@@ -62,7 +62,7 @@ def test_the_matrix_free_product_is_the_product_with_the_matrix(network):
 
 
 @pytest.mark.parametrize("m", [99, 100, 101, 250])
-def test_a_large_curvature_batch_in_slices_is_the_batch_at_once(x64, m):
+def test_a_large_curvature_batch_in_slices_equals_the_whole_batch(x64, m):
     """A CPU works on it slice by slice, with a rest where it does not divide."""
     task, policy = TASKS["softmax"], pf.MLPSoftmax((2, 4, 8))
     params, key = policy.init(jax.random.key(0)), jax.random.key(1)
@@ -99,7 +99,7 @@ def test_the_softmax_draws_by_inverse_cdf_and_its_log_probabilities_sum_to_one()
         assert drawn == min(int((u >= cdf[:-1]).sum()), 7)
 
 
-def test_the_gaussian_is_a_gaussian(x64):
+def test_gaussian_actions_and_log_probabilities_match_the_normal_distribution(x64):
     policy, params, batch = random_network("gaussian", [4], 11)
     obs, u = batch.obs[0, 1], jnp.asarray([0.2, 0.93])
     mean = policy.sample(params, obs, jnp.full(2, 0.5))
@@ -124,6 +124,6 @@ def test_the_gaussian_is_a_gaussian(x64):
         (lambda: POLICIES["table"](fleet=pf.arc()), "finitely many states"),
     ],
 )
-def test_policies_that_fit_nothing_are_refused(make, words):
+def test_policies_that_do_not_fit_are_rejected(make, words):
     with pytest.raises(pf.UserError, match=words):
         make()

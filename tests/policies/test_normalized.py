@@ -53,7 +53,7 @@ BY_HAND = BATCH._replace(obs=SEEN, reward=BATCH.reward / 1.5)
 gradient = jax.jit(gradient_of_batch, static_argnums=(1, 2))
 
 
-def test_a_normalized_policy_is_the_inner_one_on_normalized_observations():
+def test_a_normalized_policy_equals_the_inner_one_on_normalized_observations():
     obs, action, u = BATCH.obs[0, 0], jnp.asarray(BATCH.action[0, 0]), jnp.asarray([0.4])
     args = PARAMS["policy"], jnp.asarray(SEEN[0, 0])
     assert POLICY.sample(PARAMS, obs, u) == INNER.sample(*args, u)
@@ -70,12 +70,12 @@ def test_at_the_start_nothing_is_normalized():
     np.testing.assert_array_equal(POLICY.scaled(start, BATCH.reward), BATCH.reward)
 
 
-def test_a_component_that_never_changes_is_seen_as_zero():
+def test_a_constant_component_is_normalized_to_zero():
     still = {"observations": {"mean": jnp.full(2, 7.0), "square": jnp.full(2, 49.0)}}
     np.testing.assert_array_equal(POLICY.seen({"normalizer": still}, jnp.full(2, 7.0)), [0, 0])
 
 
-def test_the_gradient_is_that_by_hand_and_the_moments_go_their_share_of_the_way():
+def test_the_gradient_by_hand_and_the_step_of_the_moments_towards_the_batch():
     g = gradient(POLICY, FORMS, DISCOUNT, PARAMS, BATCH)
     by_hand = gradient(INNER, FORMS, DISCOUNT, PARAMS["policy"], BY_HAND)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), g["policy"], by_hand)
@@ -90,7 +90,7 @@ def test_the_gradient_is_that_by_hand_and_the_moments_go_their_share_of_the_way(
     np.testing.assert_allclose(found["rewards"]["square"], expected, rtol=1e-5)
 
 
-def test_the_curvature_is_that_by_hand_and_has_none_of_the_moments():
+def test_the_curvature_by_hand_which_leaves_the_moments_out():
     v = jax.tree.map(jnp.ones_like, PARAMS)
     product = lambda policy, params, batch, v: _hvp(  # noqa: E731
         policy, causal(), FORMS.baseline, DISCOUNT, params, batch, v
@@ -121,13 +121,13 @@ def test_agents_moments_average_to_those_of_all_their_episodes():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), mean, together)
 
 
-def test_reweighted_moments_are_the_batchs_where_parameters_did_not_move():
+def test_reweighted_moments_equal_the_batchs_where_parameters_did_not_change():
     again, _ = jax.jit(lambda p: reweighted_gradient(POLICY, FORMS, DISCOUNT, p, p, BATCH, 5.0))(PARAMS)
     plain = gradient(POLICY, FORMS, DISCOUNT, PARAMS, BATCH)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6), again, plain)
 
 
-def test_a_value_network_sees_what_the_policy_sees():
+def test_a_value_network_gets_normalized_observations():
     inner = ActorCritic(GaussianMLP((2, 1)), (3, 1))
     both = Normalized(inner, 2, rate=1.0)
     params = {**PARAMS, "policy": inner.init(KEY)}
@@ -172,7 +172,7 @@ def runs(tmp_path_factory):
     return {"local": train(LOCAL, root), "federated": train(FEDERATED, root)}
 
 
-def test_a_table_that_asks_for_nothing_is_no_table():
+def test_a_normalization_table_without_effect_equals_no_table():
     plain = make_config(BASE)
     assert asking().digest == plain.digest
     assert asking().experiment.policy == plain.experiment.policy
@@ -181,7 +181,7 @@ def test_a_table_that_asks_for_nothing_is_no_table():
     assert pf.make_config(LOCAL.model_dump(exclude_none=True)) == LOCAL
 
 
-def test_a_rate_that_is_left_out_follows_from_the_step_sizes():
+def test_the_default_rate_follows_from_the_step_sizes():
     rate = lambda **sizes: asking("federated", algorithm=sizes).experiment.policy.rate  # noqa: E731
     assert rate(beta=5e-5, alpha=2e-5) == pytest.approx(2000)
     assert rate(beta=0.1, alpha=2.0) == pytest.approx(0.25)
@@ -204,13 +204,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_normalized_is_refused_in_a_sentence(case):
+def test_invalid_normalizations_are_rejected_in_one_sentence(case):
     more, why = REFUSED[case]
     with pytest.raises(UserError, match=why):
         asking("federated", **more)
 
 
-def test_who_sends_nothing_keeps_its_statistics():
+def test_algorithms_that_send_nothing_keep_local_statistics():
     alone = {**BASE, "algorithm": {"name": "local-pg", "beta": 0.1}}
     with pytest.raises(UserError, match="sends nothing"):
         make_config({**alone, "normalization": {"rewards": "federated"}})
@@ -218,7 +218,7 @@ def test_who_sends_nothing_keeps_its_statistics():
     assert (type(kept.algorithm), type(kept.policy)) == (pf.LocalPG, Normalized)
 
 
-def test_rewards_of_agents_in_a_table_can_be_normalized():
+def test_rewards_of_tabular_agents_can_be_normalized():
     parts = asking(rewards="federated", fleet=MDPS, policy={"name": "table"}, evaluation={"name": "auto"}).experiment
     assert parts.policy.states == parts.fleet.train.states
     assert isinstance(parts.evaluation, pf.MonteCarlo), "an exact step would be one in the rewards' own unit"
@@ -251,7 +251,7 @@ class Played:
         self.sample = jax.jit(lambda *args: RolloutSampler(task, policy).sample(*args), static_argnums=2)
 
 
-def test_the_simulator_is_the_loop_over_agents_that_are_sampled_in_python(runs):
+def test_the_simulator_equals_a_python_loop_over_agents(runs):
     parts = LOCAL.experiment
     simulation = simulation_of(parts.fleet, parts.policy, [parts.algorithm], LOCAL.seeds, parts.agent)
     start = jax.tree.map(lambda x: x[0], simulation.start())
@@ -272,14 +272,14 @@ def test_the_simulator_is_the_loop_over_agents_that_are_sampled_in_python(runs):
     assert len({(0.0, 0.0), *(tuple(np.asarray(x)) for x in seen)}) == 4, "each has its own"
 
 
-def test_a_new_agent_personalizes_what_is_normalized(runs):
+def test_a_new_agent_personalizes_the_policy_and_the_moments(runs):
     own = pf.personalize(runs["federated"].folder, agent=1, trajectories=3, episodes=2)
     assert set(own.params) == {"policy", "normalizer"}
     before = jax.tree.map(lambda x: x[0], runs["federated"].params["normalizer"])
     assert np.all(own.params["normalizer"]["observations"]["square"] != before["observations"]["square"])
 
 
-def test_over_a_network_local_statistics_stay_and_the_bits_are_the_simulators(runs, tmp_path, monkeypatch):
+def test_a_networked_run_keeps_local_statistics_and_has_the_simulators_bits(runs, tmp_path, monkeypatch):
     made = make_agent_config({"fleet": ARC})
     agents = {f"agent-{i}": Agent(made, i, tmp_path / f"agent-{i}") for i in range(3)}
     folder, sent = new_run(tmp_path, LOCAL), []

@@ -16,7 +16,7 @@ def policy(request):
     return POLICIES[request.param](fleet=FLEET)
 
 
-def test_table_policies_keep_the_interface(policy):
+def test_table_policies_subclass_the_contract(policy):
     assert isinstance(policy, Policy)
     assert isinstance(policy, TablePolicy)
     assert policy.G > 0
@@ -41,7 +41,7 @@ def test_an_action_is_drawn_by_inverse_cdf_of_one_uniform(policy):
         assert drawn == min(int((u >= cdf[:-1]).sum()), 3)
 
 
-def test_the_start_is_the_uniform_policy(policy):
+def test_initial_parameters_are_the_uniform_policy(policy):
     np.testing.assert_allclose(policy.probabilities(policy.init(jax.random.key(0))), 0.25)
 
 
@@ -53,6 +53,6 @@ def test_constants_of_example_1():
 
 
 @pytest.mark.parametrize("features", [[[[1.0]]], [[[1.0], [1.0]]] * 3, [[[1.0], [1.0, 2.0]]]])
-def test_features_that_do_not_fit_the_fleet_are_refused(features):
+def test_features_that_do_not_fit_the_fleet_are_rejected(features):
     with pytest.raises(pf.UserError, match="features must"):
         POLICIES["log-linear"](fleet=FLEET, features=features)
