@@ -1,6 +1,7 @@
 """`make bench`: the simulator against plain NumPy, in one process and one run, and how time and memory grow.
 
-Every time is the median of a few repetitions; machines are noisy, so trust the ratios of one run more than its seconds.
+Every time is the median of a few repetitions; machines are noisy, so the ratios of one run are more reliable than its
+seconds.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def simulation(variant: str, seeds: int, fleet=None) -> Simulation:
 
 
 def numpy_seconds(variant: str, seeds: int) -> float:
-    """Seconds that the NumPy peer takes for ten seeds; with fewer it is charged in proportion."""
+    """Seconds of the NumPy peer for ten seeds, scaled up if it runs fewer."""
     agents = [mdp(m.P, m.r, m.mu, m.horizon, m.discount) for m in unstack(pf.gridworld().train)]
     total = 0.0
     for seed in range(seeds):
@@ -93,13 +94,13 @@ def growth(sizes: list[int], rounds: int = 5) -> None:
 
 
 def many(n: int) -> pf.Fleet:
-    """N gridworld agents: the paper's eight goals over and over."""
+    """N gridworld agents, with the paper's eight goals repeated."""
     eight = pf.gridworld().train
     return pf.Fleet(jax.tree.map(lambda x: np.resize(x, (n, *x.shape[1:])), eight))
 
 
 def memory(n: int) -> None:
-    """The peak of this process while n agents, built one by one, train and are measured."""
+    """Peak memory of this process while n agents, built one by one, train and are measured."""
     cells = list(itertools.product(range(5), range(5)))
     began = time.perf_counter()
     fleet = pf.gridworld(goals=(cells * (n // len(cells) + 1))[:n])

@@ -67,7 +67,7 @@ def parameters(config) -> int:
 
 
 class Meter(threading.Thread):
-    """Counts the bytes on the server's connections while a run goes on."""
+    """Counter of the bytes on the server's connections during a run."""
 
     def __init__(self, port: int):
         super().__init__(daemon=True)

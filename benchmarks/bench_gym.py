@@ -1,7 +1,8 @@
 """Environment steps per second: cart-poles in JAX, in Gymnasium, and in Gymnasium through perfedrl, in one run.
 
-Every rate is the median of a few repetitions without compiling. Ours counts decisions that happen; those after the end
-of an episode are computed too, and counted apart. Machines are noisy: trust the ratio of one run more than its rates.
+Every rate is the median of a few repetitions without compiling. The rate of perfedrl counts decisions before the end of
+an episode; those after it are computed too, and counted separately. Machines are noisy: the ratio of one run is more
+reliable than its rates.
 """
 
 import argparse
@@ -26,11 +27,11 @@ POLICY = MLPSoftmax((4, 32, 2))
 HORIZON = 199
 SLOTS = (16, 64)
 FEEDBACK, GAIN = (0.5, 1.0, 5.0, 1.5), 20.0
-"""Pushes after position, velocity, angle and its velocity: a pole that is up stays up."""
+"""Weights of position, velocity, angle and angular velocity by which the pole is balanced."""
 
 
 class Rate(NamedTuple):
-    """Steps per second: those that happen, and all that are computed."""
+    """Steps per second: those before the ends of episodes, and all computed ones."""
 
     who: str
     happened: float
@@ -38,12 +39,12 @@ class Rate(NamedTuple):
 
 
 def untrained() -> Params:
-    """The network as it starts: episodes of some twenty decisions."""
+    """The untrained network: episodes of some twenty decisions."""
     return POLICY.init(jax.random.key(0))
 
 
 def balancing() -> Params:
-    """The same network with one hidden unit that knows what to do: nearly all episodes last to the end."""
+    """The same network with one hidden unit that balances: nearly all episodes last to the end."""
     first, last = jax.tree.map(np.array, untrained())
     first["weight"][:, 0] = FEEDBACK
     last["weight"][0] = [-GAIN, GAIN]

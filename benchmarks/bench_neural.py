@@ -36,7 +36,7 @@ def draw(seed: int) -> Callable[..., np.ndarray]:
 
 
 def meta_training(peer_seeds: int) -> None:
-    """E5's first-order training, ten seeds; the peer is charged in proportion to the seeds it runs."""
+    """E5's first-order training, ten seeds; the peer's time is scaled to ten seeds."""
     goals = list(meta_config(1).experiment.fleet.train.goal)
     net, how = start(), {**HOW, "m_h": 0, "rounds": 150, "local_steps": 5}
     peer = sum(clock(lambda s=s: train_numpy(net, goals, draw(s), **how)) for s in range(peer_seeds))

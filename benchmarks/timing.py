@@ -1,4 +1,4 @@
-"""What the benchmarks share: clocks, and numbers beside their targets."""
+"""Clocks, and the printing of measured numbers beside their targets, for all benchmarks."""
 
 import time
 
@@ -16,13 +16,13 @@ def clock(f) -> float:
 
 
 def clock_cold(f) -> float:
-    """Seconds with nothing compiled yet."""
+    """Seconds of the first call, including compilation."""
     jax.clear_caches()
     return clock(f)
 
 
 def target(what: str, value: float, at_least: float = -np.inf, at_most: float = np.inf) -> None:
-    """Print a number beside what it should be."""
+    """Print a number beside its target."""
     bound = f"at least {at_least:g}" if np.isfinite(at_least) else f"at most {at_most:g}"
     met = "met" if at_least <= value <= at_most else "NOT MET"
     console.print(f"{value:.2f} {what} ({bound}: {met})", highlight=False, soft_wrap=True)
