@@ -57,7 +57,7 @@ def ask_honest_agents(kind, frame, without, enough, deadline):
 def new_run(folder, wanted=CONFIG, **terms):
     """The folder of a new run with some terms; the finished run will be in `folder / "runs"`."""
     run_folder = RunFolder(folder / "control")
-    terms = Terms(**{"min_agents": 3, "deadline": 5.0, "patience": 3.0, "personalize": 0, **terms})
+    terms = Terms(**{"min_agents": 3, "deadline": 600.0, "patience": 600.0, "personalize": 0, **terms})
     run_folder.write_spec(RunSpec(f"run-{next(RUNS)}", wanted.to_toml(), NAMES, terms, str(folder / "runs")))
     return run_folder
 

@@ -59,11 +59,16 @@ def worker(number=0, fleet=GRID, **more) -> Worker:
 
 def server_step(algorithm, server, uploads):
     """The server's step as the simulator compiles it."""
-    lanes = lambda tree: jax.tree.map(lambda x: np.asarray(x)[None], tree)  # noqa: E731
-    step = lambda a, s, u: a.server(s, jax.lax.optimization_barrier(u), jax.numpy.ones(3))  # noqa: E731
+
+    def one_seed(tree):
+        return jax.tree.map(lambda x: np.asarray(x)[None], tree)
+
+    def step(algorithm, server, uploads):
+        return algorithm.server(server, jax.lax.optimization_barrier(uploads), jax.numpy.ones(3))
+
     stacked = jax.tree.map(lambda *xs: np.stack(xs), *uploads)
     algorithms = jax.tree.map(lambda x: np.asarray([x], float), algorithm)
-    after = compilation.jit(jax.vmap(step))(algorithms, lanes(server), lanes(stacked))
+    after = compilation.jit(jax.vmap(step))(algorithms, one_seed(server), one_seed(stacked))
     return jax.tree.map(lambda x: np.asarray(x)[0], after)
 
 

@@ -30,18 +30,21 @@ def config(fleet=GRID, policy="table", algorithm=PER_FEDAVG, **more):
 
 def honest_rounds(config, rounds):
     """The message of each round and the uploads of all agents of the simulated fleet."""
-    parts = config.experiment
-    algorithm, tasks = parts.algorithm, parts.fleet.train
-    server, first = algorithm.init(parts.policy.init(jax.random.key(0)))
-    clients = jax.tree.map(lambda x: np.stack([x] * parts.fleet.agents), first)
-    client = lambda message, state, task, key: algorithm.client(message, state, parts.agent(task), key)  # noqa: E731
+    experiment = config.experiment
+    algorithm, tasks = experiment.algorithm, experiment.fleet.train
+    server, first = algorithm.init(experiment.policy.init(jax.random.key(0)))
+    clients = jax.tree.map(lambda x: np.stack([x] * experiment.fleet.agents), first)
+
+    def client(message, state, task, key):
+        return algorithm.client(message, state, experiment.agent(task), key)
+
     each = jax.jit(jax.vmap(client, (None, 0, 0, 0)))
     for k in range(rounds):
         keys = jax.vmap(lambda key, k=k: jax.random.fold_in(key, k))(agent_keys(0, tasks))
         uploads, clients = each(server.message, clients, tasks, keys)
-        own = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), uploads) for i in range(parts.fleet.agents)]
+        own = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), uploads) for i in range(experiment.fleet.agents)]
         yield named_leaves(server.message), [named_leaves(upload) for upload in own]
-        server = algorithm.server(ServerState(*server), uploads, np.ones(parts.fleet.agents, np.float32))
+        server = algorithm.server(ServerState(*server), uploads, np.ones(experiment.fleet.agents, np.float32))
 
 
 @cache

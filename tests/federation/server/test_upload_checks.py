@@ -139,7 +139,10 @@ def test_invalid_headers_are_rejected(header):
 
 
 def test_displacement_neither_overflows_nor_underflows():
-    of = lambda x, y: displacement({"a": np.asarray(x)}, {"a": np.asarray(y)})  # noqa: E731
+
+    def of(x, y):
+        return displacement({"a": np.asarray(x)}, {"a": np.asarray(y)})
+
     assert of([3.0, 0.0], [0.0, 4.0]) == 5
     assert of([3e200, 0.0], [0.0, 4e200]) == pytest.approx(5e200)
     assert of([3e-200, 0.0], [0.0, 4e-200]) == pytest.approx(5e-200)

@@ -54,6 +54,7 @@ class Coordinator:
     def run(self, ask: AskAgents) -> None:
         """Train to the end."""
         if self._saved():
+            self.presenter.on_start(self.run_state)
             self._end()
             return
         for observer in self.observers:

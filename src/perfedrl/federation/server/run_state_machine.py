@@ -326,7 +326,7 @@ class RunStateMachine:
         return replace(state, history=now if state.history is None else state.history.extend(now))
 
     def _personalized(self, state: CoordinatorState) -> list[Command]:
-        """Log what each agent's own policy, which stays with the agent, is worth."""
+        """Log the outcomes of each agent's own policy, which stays with the agent."""
         found = {name: outcomes_in(state.accepted.get(name), "personalized") for name in self.names}
         return [Log("personalized", {"agent": name, **said}) for name, said in found.items() if said is not None]
 
