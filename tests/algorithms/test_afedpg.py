@@ -138,7 +138,7 @@ def test_unknown_delays_are_refused(untyped):
 
 
 @pytest.mark.parametrize("around", [{"privacy": {"clip": 1.0, "noise": 0.1}}, {"aggregation": "median"}])
-def test_what_takes_every_upload_for_parameters_is_refused_around_it(around):
+def test_wrappers_that_need_whole_messages_are_rejected_around_afedpg(around):
     settings = {"name": "x", "seeds": 1, "rounds": 1, "fleet": {"env": "gridworld"}, "policy": {"name": "table"}}
     with pytest.raises(pf.UserError, match=r"send nothing in some rounds.*fedavg-pg"):
         pf.make_config({**settings, "algorithm": {"name": "afedpg", "alpha": 1.0, "beta": 0.1}, **around})

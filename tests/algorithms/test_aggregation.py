@@ -106,13 +106,13 @@ def test_an_aggregation_is_a_hashable_part_and_knows_no_order_of_agents(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_equal_weights_are_no_weights(name):
+def test_equal_weights_give_the_unweighted_aggregation(name):
     one, other = (flat(MADE[name](draw(8), w * ones(8))) for w in (1.0, 0.3))
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mean", "median", "trimmed-mean", "geometric-median"])
-def test_a_whole_weight_is_a_repetition(name):
+def test_an_integer_weight_counts_as_that_many_copies(name):
     uploads, counts = draw(5), np.asarray([2, 1, 3, 1, 2])
     weighted = MADE[name](uploads, jnp.asarray(counts, float))
     repeated = MADE[name](jax.tree.map(lambda x: np.repeat(x, counts, axis=0), uploads), ones(counts.sum()))
@@ -154,7 +154,7 @@ def test_a_minority_cannot_move_the_geometric_median_far(bad, seed):
 
 
 @given(st.lists(BAD, min_size=2, max_size=2), st.integers(0, 1000))
-def test_what_krum_keeps_lies_near_an_honest_upload(bad, seed):
+def test_krum_keeps_only_uploads_near_an_honest_one(bad, seed):
     n, f = 9, 2
     honest, uploads = attacked(n, bad, seed)
     x = flat(honest, 1)
@@ -178,7 +178,7 @@ def test_robust_of_one_agent_is_that_agent(rule):
     np.testing.assert_allclose(wrapped.server(server, upload, ones(1)).message, upload[0], rtol=1e-6)
 
 
-def test_robust_leaves_the_clients_work_alone_and_offers_what_the_inner_one_does():
+def test_robust_delegates_the_client_and_the_contract_to_the_inner_algorithm():
     inner = pf.PerFedAvgPG(1.0, 0.3, 2, 3, 3, 3, adaptation_steps=2, deployment_alpha=2.0)
     wrapped = Robust(inner, Median())
     server, state = inner.init(jnp.zeros((9, 4)))
@@ -246,7 +246,7 @@ def test_bad_settings_are_refused(name, params, message):
         AGGREGATIONS[name](**params)
 
 
-def test_nothing_is_aggregated_where_nothing_is_sent():
+def test_algorithms_without_uploads_reject_an_aggregation():
     with pytest.raises(pf.UserError, match="sends nothing"):
         Robust(pf.LocalPG(0.1), Median())
 

@@ -308,7 +308,7 @@ def test_nothing_personal_is_in_the_bytes_of_an_upload(name, case):
             assert name in SENT_ANYWAY or not leaked(has, data, run=2 if k else None)
 
 
-def test_a_leak_is_seen_in_the_bytes():
+def test_the_check_of_bytes_detects_a_leak():
     state = {"own": jnp.asarray([[1.5, 2.5], [3.5, 0.0]]), "zeros": jnp.zeros(8)}
     clean = encode(Frame("upload", {}, {"theta": np.asarray([1.5, 9.0, 2.5, 0.0, 0.0, 3.5], np.float32)}))
     dirty = encode(Frame("upload", {}, {"theta": np.asarray([9.0, 9.0, 7.0, 2.5, 3.5, 1.0], np.float32)}))
@@ -337,7 +337,7 @@ def leaked(state, data, run=2):
     return found
 
 
-def test_one_agent_alone_is_spoken_of_for_every_algorithm():
+def test_the_case_of_one_agent_is_covered_for_every_algorithm():
     assert {name for name, _ in ALONE} | set(NEVER_LOCAL) == set(ALGORITHMS)
     assert not {name for name, _ in ALONE} & set(NEVER_LOCAL)
 

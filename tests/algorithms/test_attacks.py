@@ -26,7 +26,7 @@ def length(upload):
     return np.sqrt(sum(((upload[k] - TREE[k]) ** 2).sum() for k in "ab"))
 
 
-def test_attacks_are_what_they_say():
+def test_every_attack_sends_its_documented_upload():
     np.testing.assert_allclose(SignFlip()(MESSAGE, UPLOAD, KEY), [1 - 2.5, 2 + 2.5 * 2])
     np.testing.assert_allclose(SignFlip(1.0)(MESSAGE, UPLOAD, KEY), 2 * MESSAGE - UPLOAD)
     np.testing.assert_allclose(Scaled(10.0)(MESSAGE, UPLOAD, KEY), [11, -18])
@@ -81,7 +81,7 @@ def test_the_inner_algorithms_private_part_goes_on_beside_the_rounds():
     assert np.linalg.norm(sent[2]) == pytest.approx(6, rel=1e-4)
 
 
-def test_averaging_falls_to_what_a_median_withstands():
+def test_an_attack_breaks_the_mean_and_not_the_median():
     fleet, honest = pf.gridworld(3, goals=[(2, 2)] * 3, horizon=6), pf.FedAvgPG(1.0, 0.5)
     under = lambda algorithm: Attacked(algorithm, Random(100.0), 1)  # noqa: E731
     final = lambda a: pf.simulate(fleet, POLICY, a, rounds=5, seeds=1, every=5, noiseless=True).params[0]  # noqa: E731
@@ -104,7 +104,7 @@ def test_an_attacked_run_goes_on_where_it_stopped_to_the_same_bits(tmp_path):
     assert make_config(BASE).to_toml() == make_config(changed(attack=None)).to_toml()
 
 
-def test_attacks_that_make_no_sense_are_refused():
+def test_invalid_attacks_are_rejected():
     with pytest.raises(pf.UserError, match="sends nothing"):
         Attacked(pf.LocalPG(0.1), SignFlip(), 1)
     with pytest.raises(pf.UserError, match="none of them is honest"):

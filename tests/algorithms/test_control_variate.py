@@ -42,7 +42,7 @@ def after(algorithm, rounds, exact=True, fleet=FLEET, seed=0, **how):
 
 @pytest.mark.parametrize("memory", [0.3, 1.0])
 @pytest.mark.parametrize(("mode", "inner"), [("round", MANY), ("step", ONE)])
-def test_with_everybody_there_it_is_the_plain_algorithm(mode, inner, memory):
+def test_with_full_participation_it_is_the_inner_algorithm(mode, inner, memory):
     """By rounds at any number of local steps; by steps at one, since between steps it corrects drift."""
     algorithm = ControlVariate(inner, mode, N, memory)
     plain, controlled = after(inner, 6), after(algorithm, 6)
@@ -51,12 +51,12 @@ def test_with_everybody_there_it_is_the_plain_algorithm(mode, inner, memory):
     np.testing.assert_allclose(shared, plain.server.message, atol=1e-13)
 
 
-def test_sampled_rounds_with_everybody_there_are_the_plain_ones_up_to_rounding():
+def test_sampled_rounds_with_full_participation_are_the_inner_ones_up_to_rounding():
     plain, controlled = after(MANY, 5, exact=False), after(ControlVariate(MANY, "round", N), 5, exact=False)
     np.testing.assert_allclose(controlled.server.message, plain.server.message, atol=1e-6)
 
 
-def test_agents_who_are_alike_are_averaged_as_without_it():
+def test_identical_agents_are_averaged_as_without_control_variates():
     fleet = pf.Fleet(jax.tree.map(lambda x: np.repeat(x[:1], 3, axis=0), FLEET.train))
     plain, stepped = after(MANY, 4, fleet=fleet), after(ControlVariate(MANY, "step", 3), 4, fleet=fleet)
     np.testing.assert_allclose(stepped.server.message.inner, plain.server.message, atol=1e-13)
@@ -120,7 +120,7 @@ def test_one_round_by_hand(memory):
     assert server.message.control == pytest.approx(0.3 + memory * 0.5 * ((second - 0.2) / 2 - 0.3))
 
 
-def test_a_server_with_a_rate_goes_that_part_of_the_corrected_way_and_learns_c_as_without():
+def test_a_server_rate_scales_the_corrected_step_and_not_the_learning_of_c():
     """The round by hand before a server of rate 1/4."""
     inner, key, theta = FedOpt(pf.FedAvgPG(0.0, 0.5, 2, 1), "sgd", 0.25), jax.random.key(0), jnp.asarray(0.2)
     algorithm = ControlVariate(inner, "round", 2, 0.5)
@@ -165,7 +165,7 @@ def test_a_shorter_memory_holds_less_of_the_noise_of_one_round():
     assert np.var(kept[100:]) == pytest.approx(0.1 / 1.9, rel=0.3)
 
 
-def test_at_rest_sampling_no_longer_moves_anything_in_either_mode():
+def test_at_a_fixed_point_sampling_moves_nothing_in_either_mode():
     """Agents at three targets rest together at their mean; by itself any one of them would tear it away."""
     targets, key = jnp.asarray([0.9, -0.5, 0.2]), jax.random.key(0)
     inner = pf.FedAvgPG(0.0, 0.5, 2, 1)
@@ -211,7 +211,7 @@ def test_personal_parameters_stay_with_the_agents_under_controls_of_rounds():
         ControlVariate(Personal(MANY, ("own",)), "step", 2)
 
 
-def test_what_cannot_be_corrected_is_refused():
+def test_algorithms_that_cannot_be_corrected_are_rejected():
     with pytest.raises(UserError, match="no upload to correct"):
         ControlVariate(pf.LocalPG(0.1), "round", N)
     for inner in (StormPG(1.0, 0.1), SGMRL(1.0, 0.1)):
@@ -243,7 +243,7 @@ def test_what_cannot_be_corrected_is_refused():
         ({"control_variate": {"memory": 1.5}}, "memory"),
     ],
 )
-def test_a_config_refuses_what_makes_no_sense_together(more, why):
+def test_a_config_rejects_incompatible_tables(more, why):
     with pytest.raises(UserError, match=why):
         make_config({**TABLE, **more})
 
@@ -264,7 +264,7 @@ def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
     assert np.isfinite(run.history.after).all()
 
 
-def test_controls_of_rounds_give_back_what_sampling_takes_from_a_resting_initialization():
+def test_round_controls_recover_the_loss_of_sampling_at_a_fixed_point():
     """Without noise; those of steps are as near to stationary as the rest was, or nearer."""
     study = sampling(0.5, 2, m=None, rounds=40, seeds=range(2), stops=8, rested=1500, fleet=FLEET)
     level = {name: float(found.after[:, -2:].mean()) for name, found in study.items()}

@@ -26,7 +26,7 @@ def noiseless(algorithm, rounds, fleet=FLEET, policy=POLICY):
     return jax.tree.map(lambda x: x[0], final(algorithm, rounds, fleet, policy, Exact(policy)))
 
 
-def test_local_steps_come_to_rest_off_the_optimum_of_the_mean_return_and_corrected_ones_on_it():
+def test_corrected_local_steps_converge_to_the_optimum_of_the_mean_return_and_plain_ones_do_not():
     """Two bandits with opposed rewards and curvatures: f has one maximum, at theta = -0.2310491 (Prop. 2's proof)."""
     fleet, policy = attracting_witness()
     drifting = noiseless_limit(fleet, policy, pf.FedAvgPG(0.5, 0.1, local_steps=20))

@@ -153,7 +153,7 @@ def algorithm_start(algorithm, theta):
     return server.message, state
 
 
-def test_where_nothing_is_left_to_chance_a_batch_keeps_true_values():
+def test_in_a_deterministic_task_a_backup_keeps_true_values():
     """Deterministic moves: whatever a batch visits, backing up true values gives them back."""
     fleet, policy, algorithm = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4), FedNPG(0.0, 0.3, 0.2, m=2)
     theta, task = jax.random.normal(jax.random.key(0), (9, 4)), fleet.task(2)

@@ -118,7 +118,7 @@ def test_the_inner_algorithm_keeps_its_private_part():
     assert state.private.inner == 3
 
 
-def test_what_has_no_displacement_or_no_such_setting_is_refused():
+def test_invalid_settings_and_algorithms_without_displacements_are_rejected():
     with pytest.raises(UserError, match="no displacement to step along"):
         FedOpt(pf.LocalPG(0.1))
     with pytest.raises(UserError, match="rate must be a finite number > 0"):

@@ -97,7 +97,7 @@ def test_agents_played_in_python_give_the_compiled_numbers():
     np.testing.assert_allclose(algorithm.client(start, (), live, key)[0], traced, atol=1e-6)
 
 
-def test_it_rests_where_q_belongs_to_its_own_softmax():
+def test_its_fixed_point_is_the_value_of_its_own_softmax_policy():
     """One agent without noise ends at the fixed point of dynamic programming, which no state distribution changes."""
     mdp = random_mdp(np.random.default_rng(3), (3, 2, 4), 0.5)
     q = sarsa_q(mdp, 1.0)
@@ -108,7 +108,7 @@ def test_it_rests_where_q_belongs_to_its_own_softmax():
     np.testing.assert_allclose(thetas[0, -1], q, atol=1e-8)
 
 
-def test_where_a_cold_softmax_goes_in_circles_it_says_so():
+def test_a_cycle_at_a_low_temperature_is_reported():
     """A small difference changes the policy, and the new policy's values change it back."""
     P = [[[0.03, 0.97], [0.97, 0.03]], [[1.0, 0.0], [0.08, 0.92]]]
     mdp = pf.TabularMDP(P, [[0.2, 0.2], [0.9, -0.9]], [0.5, 0.5], 5, 0.98)

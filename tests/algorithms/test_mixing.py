@@ -131,7 +131,7 @@ def test_an_agent_that_comes_later_starts_from_the_shared_parameters_and_its_lan
     assert float(after.weight) == 0.25
 
 
-def test_between_unlike_agents_everybody_gains_from_a_part_of_its_own():
+def test_among_different_agents_every_agent_gains_from_personal_parameters():
     """Without noise: each agent's mixture climbs above the one shared policy."""
     result = lambda algorithm: pf.simulate(  # noqa: E731
         FLEET, POLICY, algorithm, rounds=40, seeds=1, every=40, noiseless=True

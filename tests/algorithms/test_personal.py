@@ -61,7 +61,7 @@ def same(one, two):
     jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
-def test_an_agent_works_with_its_own_and_sends_nothing_of_it(inner):
+def test_an_agent_uses_its_personal_parameters_and_does_not_send_them(inner):
     personal = Personal(inner, ("normalizer",))
     server, state = personal.init(START)
     for key in jax.random.split(KEY, 2):
@@ -80,7 +80,7 @@ def test_an_agent_works_with_its_own_and_sends_nothing_of_it(inner):
         )
 
 
-def test_the_server_averages_what_is_shared_and_keeps_the_start_of_the_rest(inner):
+def test_the_server_averages_shared_parameters_and_keeps_the_start_of_personal_ones(inner):
     personal = Personal(inner, ("normalizer",))
     server, state = personal.init(START)
     uploads, agents = [], range(1, 4)
@@ -93,7 +93,7 @@ def test_the_server_averages_what_is_shared_and_keeps_the_start_of_the_rest(inne
     same(after, {name: first[name] if "normalizer" in name else mean[name] for name in first})
 
 
-def test_what_an_agent_keeps_does_not_show_in_its_upload():
+def test_personal_parameters_do_not_show_in_an_upload():
     personal = Personal(ALGORITHMS["fedavg"], ("normalizer",))
     server, state = personal.init(START)
     one, other = tree(1), {**tree(1), "normalizer": {"a": jnp.asarray([1e3, -1e3])}}
@@ -112,7 +112,7 @@ def test_names_reach_whole_keys_only():
             kept(*names)
 
 
-def test_privacy_clips_and_noises_what_is_sent_alone():
+def test_privacy_clips_and_noises_only_shared_parameters():
     personal = Personal(ALGORITHMS["fedavg"], ("normalizer",))
     private = Private(personal, 0.2, 0.5)
     server, state = private.init(START)
@@ -125,7 +125,7 @@ def test_privacy_clips_and_noises_what_is_sent_alone():
     assert np.linalg.norm(quiet["policy"] - START["policy"]) == pytest.approx(0.2, rel=1e-5), "of what is sent"
 
 
-def test_aggregations_and_attacks_see_what_is_sent_alone():
+def test_aggregations_and_attacks_see_only_shared_parameters():
     algorithm = ALGORITHMS["fedavg"]
     alone = {"policy": START["policy"]}
     sent = jnp.asarray(np.random.default_rng(5).normal(size=(6, 3)))
@@ -143,7 +143,7 @@ def test_aggregations_and_attacks_see_what_is_sent_alone():
 @pytest.mark.parametrize(
     "make", [lambda: StormPG(0.1, 0.2, local_steps=2), lambda: SGMRL(0.1, 0.2, local_steps=2)], ids=["storm", "sg-mrl"]
 )
-def test_algorithms_that_look_into_trajectories_keep_to_it_too(make):
+def test_algorithms_that_use_trajectories_do_not_send_personal_parameters(make):
     fleet, personal = pf.arc(goals=2, held_out=0, horizon=2), Personal(make(), ("normalizer.observations",))
     policy = Normalized(MLPSoftmax((2, fleet.train.actions)), 2, rewards=True)
     server, state = personal.init(policy.init(KEY))
@@ -156,7 +156,7 @@ def test_algorithms_that_look_into_trajectories_keep_to_it_too(make):
     assert set(personal.diagnostics(state)) == set(personal.inner.diagnostics(state.inner))
 
 
-def test_what_cannot_be_personal_is_refused():
+def test_invalid_personal_parameters_are_rejected():
     with pytest.raises(UserError, match="sends nothing"):
         Personal(pf.LocalPG(0.1), ("normalizer",))
     with pytest.raises(UserError, match="inside Private"):

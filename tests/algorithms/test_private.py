@@ -43,7 +43,7 @@ def test_a_long_displacement_is_cut_to_length_as_one_vector():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_upload_that_is_not_finite_tells_nothing(bad):
+def test_an_upload_that_is_not_finite_is_replaced_by_the_message(bad):
     sent = privatize(MESSAGE, moved([2.0, bad, 6.0]), 1.0, 0.0, KEY)
     np.testing.assert_array_equal(displacement(sent), 0)
 
@@ -61,7 +61,7 @@ def test_the_noise_is_gaussian_with_noise_times_clip_on_every_coordinate():
     assert len(np.unique(many)) > 9_900, "each coordinate has its own"
 
 
-def test_without_noise_and_with_room_it_is_the_inner_algorithm_bit_by_bit():
+def test_without_noise_and_clipping_it_is_bitwise_the_inner_algorithm():
     server, state = OWN.init(jnp.zeros((9, 4)))
     one, two = (a.client(server.message, state, agent(1), KEY) for a in (OWN, Private(OWN, 1e30, 0.0)))
     np.testing.assert_array_equal(np.asarray(one[0]).view(np.int32), np.asarray(two[0]).view(np.int32))
@@ -84,7 +84,7 @@ def test_privacy_changes_none_of_the_draws_of_training():
     assert not (jax.random.key_data(jax.random.split(KEY, 10_000)) == key).all(axis=1).any()
 
 
-def test_what_sends_nothing_or_something_else_is_refused():
+def test_algorithms_without_displacements_are_rejected():
     with pytest.raises(pf.UserError, match="sends nothing"):
         Private(pf.LocalPG(0.1), 1.0, 1.0)
     with pytest.raises(pf.UserError, match="a changed message"):
@@ -123,7 +123,7 @@ def test_more_releases_and_less_noise_cost_privacy():
 
 
 @pytest.mark.parametrize("bad", [(-1.0, 1, 1e-5), (1.0, -1, 1e-5), (1.0, 1, 0.0), (1.0, 1, 1.0), (np.nan, 1, 1e-5)])
-def test_what_cannot_be_accounted_is_refused(bad):
+def test_invalid_privacy_accounting_is_rejected(bad):
     with pytest.raises(pf.UserError):
         privacy.loss(*bad)
 

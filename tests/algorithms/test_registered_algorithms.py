@@ -45,7 +45,7 @@ def test_personalization_is_one_policy_gradient_step__algorithm_1_line_12(name):
     np.testing.assert_array_equal(deployed(0), theta, "no data, no step")
 
 
-def test_from_scratch_nothing_crosses_and_every_agent_climbs_its_own_return():
+def test_local_pg_sends_nothing_and_every_agent_climbs_its_own_return():
     fleet, policy = pf.gridworld(width=3, horizon=6), pf.TableSoftmax(9, 4)
     result = pf.simulate(fleet, policy, pf.LocalPG(0.5), rounds=20, seeds=1, every=5, noiseless=True)
     assert (np.diff(result.history.after[0], axis=0) > 0).all(), "each agent by itself"

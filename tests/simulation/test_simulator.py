@@ -10,7 +10,6 @@ from simulations import simulation_of
 
 import perfedrl as pf
 from perfedrl import compilation
-from perfedrl import simulation as host
 from perfedrl.algorithms import ServerState
 from perfedrl.simulation import compiled as engine
 from perfedrl.simulation import keys as run_keys
@@ -73,7 +72,7 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]
     two = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
-    monkeypatch.setattr(host.jax, "local_devices", lambda: jax.devices()[:1])
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
     one = final(fleet, policies(fleet)["table"], ALGORITHMS["exact"], range(8))
     np.testing.assert_array_equal(one, two)
 

@@ -117,7 +117,10 @@ class AFedPG(Algorithm):
         keys = StepKeys(*jax.random.split(key, (1, len(StepKeys._fields)))[0])
         work = select(state.left < 0, PendingGradient(message.ahead, message.tick, self.delay(keys.inner)), state)
         done = work.left == 0
-        estimate = lambda _, __: agent.gradient(work.params, keys.outer, self.m)  # noqa: E731
+
+        def estimate(_: Params, __: Any) -> Params:
+            return agent.gradient(work.params, keys.outer, self.m)
+
         nothing = jax.tree.map(jnp.zeros_like, work.params)
         g = repeated(estimate, nothing, agent, jnp.where(done, 1, 0))
         arrived = done.astype(work.left.dtype)

@@ -179,7 +179,11 @@ class Robust(Wrapper):
 def median(x: Float[Array, "n *rest"], weights: Float[Array, " n"]) -> Float[Array, "*rest"]:
     """Weighted median along the first axis: the mean of the lower and the upper median, which differ in a tie."""
     x, until = _sorted(x, weights)
-    at = lambda reached: jnp.take_along_axis(x, jnp.argmax(reached, axis=0)[None], axis=0)[0]  # noqa: E731
+
+    def at(reached: Array) -> Array:
+        """The first value along the axis whose share of the weight has reached the bound."""
+        return jnp.take_along_axis(x, jnp.argmax(reached, axis=0)[None], axis=0)[0]
+
     return 0.5 * (at(until >= 0.5 - ROUNDING) + at(until > 0.5 + ROUNDING))
 
 
@@ -201,7 +205,10 @@ def _sorted(x: Array, weights: Array) -> tuple[Array, Array]:
 
 def _distances(uploads: PyTree, point: PyTree) -> Float[Array, " n"]:
     """Euclidean distance of every upload from a point, over all leaves together."""
-    squares = lambda x, y: jnp.sum((x - y) ** 2, axis=tuple(range(1, x.ndim)))  # noqa: E731
+
+    def squares(x: Array, y: Array) -> Array:
+        return jnp.sum((x - y) ** 2, axis=tuple(range(1, x.ndim)))
+
     return jnp.sqrt(jax.tree.reduce(jnp.add, jax.tree.map(squares, uploads, point)))
 
 

@@ -1,6 +1,7 @@
 """FedNPG: federated entropy-regularized natural policy gradient for one shared tabular softmax policy."""
 
 import numbers
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -89,8 +90,7 @@ class FedNPG(Algorithm):
         self, message: Table, state: ActionValues, agent: Objective, key: PRNGKeyArray
     ) -> tuple[Table, ActionValues]:
         """Take one mirror step along the agent's own soft advantages."""
-        step = lambda carry, keys: self.step(agent, carry, keys)  # noqa: E731
-        return local_steps(step, (message, state), agent, key, 1)
+        return local_steps(partial(self.step, agent), (message, state), agent, key, 1)
 
     def step(self, agent: Objective, carry: tuple[Table, ActionValues], keys: StepKeys) -> tuple[Table, ActionValues]:
         """Compute (1 - c) theta + c A / entropy."""
@@ -139,7 +139,11 @@ def backed_up(discount: float, known: ActionValues, theta: Table, batch: Traject
     visits, lives = batch.mask[:, :-1], discount * batch.mask[:, 1:]
     target = batch.reward[:, :-1] + lives * v[batch.obs[:, 1:]]
     pair = (batch.obs * theta.shape[1] + batch.action)[:, :-1]
-    into_table = lambda x: jnp.zeros_like(theta).reshape(-1).at[pair].add(x).reshape(theta.shape)  # noqa: E731
+
+    def into_table(x: Array) -> Table:
+        """Sum values over the decisions of each pair of state and action."""
+        return jnp.zeros_like(theta).reshape(-1).at[pair].add(x).reshape(theta.shape)
+
     count, total = into_table(visits), into_table(visits * target)
     here, change = count > 0, total / jnp.maximum(count, 1) - q
     after = ActionValues(q + jnp.where(here, change, _usual(change, here, theta)), jnp.where(here, 1, known.seen))

@@ -70,9 +70,12 @@ class FedOpt(Wrapper):
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         moved = optax.tree.sub(after.message, state.message)
         direction, moments = self._direction.update(moved, moments)
-        # Added to the inner server's result, so that rate 1 is bitwise the inner algorithm.
-        to = lambda new, d, m: new + (self.rate * d - m)  # noqa: E731
-        return ServerState(jax.tree.map(to, after.message, direction, moved), OptimizerState(after.private, moments))
+
+        def step(new: Array, d: Array, m: Array) -> Array:
+            # Added to the inner server's result, so that rate 1 is bitwise the inner algorithm.
+            return new + (self.rate * d - m)
+
+        return ServerState(jax.tree.map(step, after.message, direction, moved), OptimizerState(after.private, moments))
 
     @property
     def _direction(self) -> optax.GradientTransformation:

@@ -113,8 +113,12 @@ def semi_gradient(policy: Any, discount: float, theta: Params, batch: Trajectory
     alive = batch.mask
     error = batch.reward[:, :-1] + discount * alive[:, 1:] * q[:, 1:] - q[:, :-1]
     weight = alive[:, :-1] * error / jnp.maximum(jnp.sum(alive[:, :-1]), 1)
-    onto = lambda theta: jnp.sum(weight * logits(policy, theta)[batch.obs[:, :-1], batch.action[:, :-1]])  # noqa: E731
-    return jax.grad(onto)(theta)
+
+    def weighted_values(theta: Params) -> Float[Array, ""]:
+        """The function whose gradient is the sum of weight * phi(s, a)."""
+        return jnp.sum(weight * logits(policy, theta)[batch.obs[:, :-1], batch.action[:, :-1]])
+
+    return jax.grad(weighted_values)(theta)
 
 
 def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperature: Scalar) -> Params:
@@ -127,7 +131,11 @@ def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperat
 
 def occupancy(mdp: TabularMDP, pi: Float[Array, "S A"]) -> Float[Array, " S"]:
     """Distribution of the states in which transitions start, averaged over t = 0 .. H - 1."""
-    moved = lambda d: jax.linear_transpose(lambda v: jnp.sum(pi * mdp.backup(v), axis=-1), d)(d)[0]  # noqa: E731
+
+    def moved(d: Array) -> Array:
+        """The distribution of the next state, by the transpose of the policy's backup."""
+        return jax.linear_transpose(lambda v: jnp.sum(pi * mdp.backup(v), axis=-1), d)(d)[0]
+
     start = jnp.asarray(mdp.mu, pi.dtype)
     _, laws = jax.lax.scan(lambda d, _: (moved(d), d), start, length=mdp.horizon)
     return jnp.mean(laws, axis=0)

@@ -82,7 +82,10 @@ class PFedMe(Algorithm):
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         """Compute (1 - server_mix) w + server_mix times the mean of the w_i."""
-        mix = lambda w, mean: (1 - self.server_mix) * w + self.server_mix * mean  # noqa: E731
+
+        def mix(w: Array, mean: Array) -> Array:
+            return (1 - self.server_mix) * w + self.server_mix * mean
+
         return ServerState(jax.tree.map(mix, state.message, average(uploads, weights)))
 
     def shared(self, message: Params) -> Params:

@@ -10,7 +10,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, local_steps
 from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
-from perfedrl.estimators import Objective
+from perfedrl.estimators import Objective, StepKeys
 from perfedrl.estimators.meta import iterate, step_keys
 from perfedrl.types import Array, Params, Scalar
 
@@ -57,7 +57,10 @@ class PMetaRL(Algorithm):
     ) -> tuple[Params, ProximalState]:
         """Take proximal steps of the agent's policy, and one step of the meta-policy."""
         first = self._begin(following(state, message, self._s))
-        step = lambda going, keys: self.step(agent, message, self.m, going, keys.outer)  # noqa: E731
+
+        def step(going: MetaPolicyCarry, keys: StepKeys) -> MetaPolicyCarry:
+            return self.step(agent, message, self.m, going, keys.outer)
+
         end = local_steps(step, first, agent, key, self.local_steps)
         meta = optax.tree.add_scale(message, self.beta / self.local_steps, end.pull)
         return meta, ProximalState(end.theta, message, jnp.ones_like(state.trained))
@@ -80,7 +83,10 @@ class PMetaRL(Algorithm):
         if m == 0:
             return learned
         steps = max(1, min(self.local_steps, m))
-        step = lambda going, key: (self.step(agent, message, m // steps, going, key), ())  # noqa: E731
+
+        def step(going: MetaPolicyCarry, key: PRNGKeyArray) -> tuple[MetaPolicyCarry, tuple[()]]:
+            return self.step(agent, message, m // steps, going, key), ()
+
         new = iterate(agent, step, self._begin(message), step_keys(key, steps))[0].theta
         return jax.tree.map(lambda own, new: jnp.where(state.trained > 0, own, new), learned, new)
 

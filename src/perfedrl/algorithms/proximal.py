@@ -52,7 +52,10 @@ def following(state: ProximalState, w: Params, s: Scalar) -> Params:
     This is the step that the last gradient would have made around the new anchor: theta at weight 0, w at infinity. The
     result is w for an agent that never took part.
     """
-    follow = lambda x, old, w: (x - (1 - s) * old) + (1 - s) * w  # noqa: E731
+
+    def follow(x: Array, old: Array, w: Array) -> Array:
+        return (x - (1 - s) * old) + (1 - s) * w
+
     own = jax.tree.map(follow, state.theta, state.anchor, w)
     return jax.tree.map(lambda x, w: jnp.where(state.trained > 0, x, w), own, w)
 

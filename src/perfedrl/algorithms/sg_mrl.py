@@ -152,8 +152,13 @@ def _moved_and_score(
 
     The Jacobian is the mean of grad^2 nu, without the outer product of eq. (3), which the score term replaces here.
     """
-    estimate = lambda theta: gradient_of_batch(policy, forms, discount, theta, batch)  # noqa: E731
-    log_q = lambda theta: jnp.sum(log_probs(policy.log_prob, theta, batch))  # noqa: E731
+
+    def estimate(theta: Params) -> Params:
+        return gradient_of_batch(policy, forms, discount, theta, batch)
+
+    def log_q(theta: Params) -> Float[Array, ""]:
+        return jnp.sum(log_probs(policy.log_prob, theta, batch))
+
     return jax.jvp(estimate, (theta,), (v,))[1], jax.grad(log_q)(theta)
 
 

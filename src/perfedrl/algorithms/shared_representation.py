@@ -18,7 +18,7 @@ from perfedrl.algorithms.base import (
 )
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective
+from perfedrl.estimators import Objective, StepKeys
 from perfedrl.estimators.meta import iterate, step_keys
 from perfedrl.key_domains import HEAD_STEPS
 from perfedrl.types import Array, Params
@@ -100,11 +100,16 @@ class SharedRepresentation(Algorithm):
         is_head, theta = heads(message), self.with_personal_part(message, state)
         is_body = jax.tree.map(lambda head: not head, is_head)
         by = self.beta if self.head_beta is None else self.head_beta
+
+        def head_step(theta: Params, keys: StepKeys) -> Params:
+            return self.step(agent, is_head, by, self.m, theta, keys.outer)
+
+        def representation_step(theta: Params, keys: StepKeys) -> Params:
+            return self.step(agent, is_body, self.beta, self.m, theta, keys.outer)
+
         if self.head_steps:
-            step = lambda theta, keys: self.step(agent, is_head, by, self.m, theta, keys.outer)  # noqa: E731
-            theta = local_steps(step, theta, agent, jax.random.fold_in(key, HEAD_STEPS), self.head_steps)
-        step = lambda theta, keys: self.step(agent, is_body, self.beta, self.m, theta, keys.outer)  # noqa: E731
-        theta = local_steps(step, theta, agent, key, self.local_steps)
+            theta = local_steps(head_step, theta, agent, jax.random.fold_in(key, HEAD_STEPS), self.head_steps)
+        theta = local_steps(representation_step, theta, agent, key, self.local_steps)
         return self.unchanged_upload(theta), HeadState(eqx.filter(theta, is_head), jnp.ones_like(state.trained))
 
     def step(self, agent: Objective, moved: PyTree, by: Any, m: int, theta: Params, key: PRNGKeyArray) -> Params:
@@ -128,18 +133,27 @@ class SharedRepresentation(Algorithm):
             return theta
         steps = min(self.adaptation_steps, m)
         moved = heads(message) if self.adapt == "head" else every(message, True)
-        step = lambda theta, key: (self.step(agent, moved, self.alpha, m // steps, theta, key), ())  # noqa: E731
+
+        def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, tuple[()]]:
+            return self.step(agent, moved, self.alpha, m // steps, theta, key), ()
+
         return iterate(agent, step, theta, step_keys(key, steps))[0]
 
     def with_personal_part(self, message: Params, state: HeadState) -> Params:
         """Return the message with the agent's own head; the message's head for an agent that never took part."""
-        own = lambda mine, x: x if mine is None else jnp.where(state.trained > 0, mine, x)  # noqa: E731
+
+        def own(mine: Array | None, x: Array) -> Array:
+            return x if mine is None else jnp.where(state.trained > 0, mine, x)
+
         return jax.tree.map(own, state.head, message, is_leaf=lambda x: x is None)
 
     def unchanged_upload(self, message: Params) -> Params:
         """Return the message with empty arrays in place of the head."""
-        nothing = lambda head, x: jnp.zeros(0, jnp.result_type(x)) if head else x  # noqa: E731
-        return jax.tree.map(nothing, heads(message), message)
+
+        def without_head(head: bool, x: Array) -> Array:
+            return jnp.zeros(0, jnp.result_type(x)) if head else x
+
+        return jax.tree.map(without_head, heads(message), message)
 
 
 def heads(params: PyTree) -> PyTree:
