@@ -5,14 +5,14 @@ upload. It uses sums, not dot products, so that a seed's result does not depend 
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PyTree
 
-from perfedrl.algorithms.base import ServerState, average
+from perfedrl.algorithms.base import Algorithm, ServerState, average
 from perfedrl.algorithms.wrapper import Wrapper, check_federated
 from perfedrl.errors import UserError
 from perfedrl.registry import registry
@@ -163,7 +163,7 @@ class Robust(Wrapper):
 
     aggregation: Aggregation = eqx.field(static=True)
 
-    def __init__(self, inner: Any, aggregation: Aggregation):
+    def __init__(self, inner: Algorithm, aggregation: Aggregation):
         check_federated(inner, "upload to aggregate")
         self.inner, self.aggregation = inner, aggregation
 

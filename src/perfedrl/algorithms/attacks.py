@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, check_counts, check_positive
+from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators.tree_math import ratio
@@ -96,7 +96,7 @@ class Attacked(Wrapper):
     attack: Attack = eqx.field(static=True)
     agents: int = eqx.field(static=True)
 
-    def __init__(self, inner: Any, attack: Attack, agents: int):
+    def __init__(self, inner: Algorithm, attack: Attack, agents: int):
         check_federated(inner, "upload to attack")
         check_counts(agents=agents)
         self.inner, self.attack, self.agents = inner, attack, agents

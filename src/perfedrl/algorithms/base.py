@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import numbers
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
@@ -255,16 +255,16 @@ def check_agents(algorithm: Algorithm, agents: int, weights: Any = None) -> None
         raise UserError(f"the aggregation and the attack need at least {least} training agents; there are {agents}")
     if weights is None:
         return
-    if not isinstance(weights, Sized):
+    if not isinstance(weights, Collection):
         raise UserError(f"weights must be a list of numbers, one per training agent; it is {weights!r}")
     if len(weights) != agents:
         raise UserError(f"weights must be one number per training agent, {agents}; there are {len(weights)}")
-    if not all(_positive_weight(w) for w in weights):
+    if not all(_is_weight(w) for w in weights):
         raise UserError(f"weights must be positive numbers up to {LARGEST_WEIGHT:g}; they are {list(weights)}")
 
 
-def _positive_weight(w: Any) -> bool:
-    return isinstance(w, numbers.Real) and not isinstance(w, bool) and 0 < w <= LARGEST_WEIGHT
+def _is_weight(w: Any) -> bool:
+    return isinstance(w, numbers.Real) and not isinstance(w, bool) and 0 < float(w) <= LARGEST_WEIGHT
 
 
 def agents_per_round(algorithm: Algorithm, agents: int, participation: Any, weights: Any = None) -> int:

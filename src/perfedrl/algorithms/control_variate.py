@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState, average, check_choice, check_positive, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, check_choice, check_positive, local_steps
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fedopt import FedOpt
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
@@ -55,7 +55,7 @@ class ControlVariate(Wrapper):
 
     runs_on_agents = True
 
-    def __init__(self, inner: Any, mode: Literal["round", "step"], total: float, memory: float = MEMORY):
+    def __init__(self, inner: Algorithm, mode: Literal["round", "step"], total: float, memory: float = MEMORY):
         check_federated(inner, "upload to correct")
         check_choice("mode of a control variate", mode, MODES)
         check_positive(total=total, memory=memory)

@@ -7,7 +7,7 @@ import jax
 import optax
 from jaxtyping import Float, PyTree
 
-from perfedrl.algorithms.base import ServerState, check_choice, check_positive
+from perfedrl.algorithms.base import Algorithm, ServerState, check_choice, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_federated, check_only_parameters
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
@@ -40,7 +40,7 @@ class FedOpt(Wrapper):
 
     def __init__(
         self,
-        inner: Any,
+        inner: Algorithm,
         optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam",
         rate: float = 0.01,
         momentum: float = 0.9,

@@ -132,7 +132,7 @@ def expected_semi_gradient(policy: Any, mdp: TabularMDP, theta: Params, temperat
 def occupancy(mdp: TabularMDP, pi: Float[Array, "S A"]) -> Float[Array, " S"]:
     """Distribution of the states in which transitions start, averaged over t = 0 .. H - 1."""
 
-    def moved(d: Array) -> Array:
+    def moved(d: jax.Array) -> jax.Array:
         """The distribution of the next state, by the transpose of the policy's backup."""
         return jax.linear_transpose(lambda v: jnp.sum(pi * mdp.backup(v), axis=-1), d)(d)[0]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import ServerState
+from perfedrl.algorithms.base import Algorithm, ServerState
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
@@ -38,7 +38,7 @@ class Personal(Wrapper):
 
     runs_on_agents = True
 
-    def __init__(self, inner: Any, names: tuple[str, ...]):
+    def __init__(self, inner: Algorithm, names: tuple[str, ...]):
         check_federated(inner, "part of an upload to keep back")
         if isinstance(inner, Wrapper):
             raise UserError(f"personal parameters go inside {type(inner).__name__}, not around it")

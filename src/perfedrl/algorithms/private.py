@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import LARGEST_STEP
+from perfedrl.algorithms.base import LARGEST_STEP, Algorithm
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective
@@ -26,7 +26,7 @@ class Private(Wrapper):
     clip: Any
     noise: Any
 
-    def __init__(self, inner: Any, clip: float, noise: float):
+    def __init__(self, inner: Algorithm, clip: float, noise: float):
         check_federated(inner, "upload to protect")
         check_privacy(clip, noise)
         self.inner, self.clip, self.noise = inner, clip, noise
