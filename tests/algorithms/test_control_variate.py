@@ -181,7 +181,7 @@ def test_at_a_fixed_point_sampling_moves_nothing_in_either_mode():
 
 
 def test_uploads_are_as_large_as_without_it_and_only_steps_need_a_broadcast():
-    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
+    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).experiment.bytes_per_round  # noqa: E731
     plain, number = size(MANY), 4 * 36
     assert plain == 2 * number
     assert size(ControlVariate(MANY, "round", N)) == plain

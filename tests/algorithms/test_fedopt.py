@@ -79,7 +79,7 @@ def test_the_server_steps_as_by_hand(optimizer):
 
 def test_moments_stay_with_the_server_and_personal_parameters_where_they_are():
     algorithm = FedOpt(INNER, "adam", 0.1)
-    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).bytes_per_round  # noqa: E731
+    size = lambda algorithm: simulation_of(FLEET, POLICY, [algorithm], [0]).experiment.bytes_per_round  # noqa: E731
     assert size(algorithm) == size(INNER)
     own = FedOpt(Personal(INNER, ("own",)), "adam", 0.1)
     server, _ = own.init({"own": jnp.ones(2), "ours": jnp.ones(3)})

@@ -112,7 +112,7 @@ def test_a_cycle_at_a_low_temperature_is_reported():
     """A small difference changes the policy, and the new policy's values change it back."""
     P = [[[0.03, 0.97], [0.97, 0.03]], [[1.0, 0.0], [0.08, 0.92]]]
     mdp = pf.TabularMDP(P, [[0.2, 0.2], [0.9, -0.9]], [0.5, 0.5], 5, 0.98)
-    with pytest.raises(pf.UserError, match="choose a higher one"):
+    with pytest.raises(pf.UserError, match="choose a higher temperature"):
         sarsa_q(mdp, 0.1)
     assert np.isfinite(sarsa_q(mdp, 5.0)).all()
 

@@ -41,7 +41,7 @@ def played(broken=None):
 def test_a_played_fleet_trains_to_the_numbers_of_the_compiled_one():
     compiled, live = simulation(ARC, weights=(1.0, 2.0, 3.0)), simulation(played(), weights=(1.0, 2.0, 3.0))
     assert isinstance(live.fleet.train, Roster)
-    assert compiled.bytes_per_round == live.bytes_per_round
+    assert compiled.experiment.bytes_per_round == live.experiment.bytes_per_round
     ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, live)]
     for a, b in zip(*(jax.tree.leaves(end.fleet_state) for end in ends), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
