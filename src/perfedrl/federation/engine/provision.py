@@ -165,5 +165,5 @@ def valid_until(certificate: Path) -> str:
 class _QuietLogger(logging.LoggerAdapter):
     """A logger for NVFlare's provisioner that demotes its messages about normal steps."""
 
-    def info(self, message: object, *args: object, **kwargs: Any) -> None:
-        self.debug(message, *args, **kwargs)
+    def info(self, msg: object, *args: object, **kwargs: Any) -> None:
+        self.debug(msg, *args, **kwargs)
