@@ -264,6 +264,14 @@ def test_a_config_asks_for_it_by_a_table_or_its_mode(tmp_path):
     assert np.isfinite(run.history.after).all()
 
 
+def test_weights_of_a_config_reach_the_control_variate_and_every_evaluation_of_the_run(tmp_path):
+    weights = [float(i + 1) for i in range(N)]
+    config = make_config({**TABLE, "aggregation": {"name": "mean", "weights": weights}})
+    assert (config.experiment.algorithm.total, config.experiment.weights) == (sum(weights), tuple(weights))
+    run = pf.train(config, tmp_path, compile_cache=False)
+    assert len(pf.evaluate(run)) == config.experiment.fleet.agents + config.experiment.fleet.held_out_agents
+
+
 def test_round_controls_recover_the_loss_of_sampling_at_a_fixed_point():
     """Without noise; those of steps are as near to stationary as the rest was, or nearer."""
     study = sampling(0.5, 2, m=None, rounds=40, seeds=range(2), stops=8, rested=1500, fleet=FLEET)
