@@ -189,9 +189,9 @@ def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 def check_kind(part: Any, kind: type, what: str, name: str) -> None:
     if not isinstance(part, kind):
+        base = "" if kind is Fleet else f" (subclass {kind.__module__}.{kind.__name__})"
         raise UserError(
-            f"the {what} {name!r} must make a perfedrl {kind.__name__}; it made a {type(part).__name__} "
-            f"(the base class is {kind.__module__}.{kind.__name__})"
+            f"the {what} {name!r} must make a perfedrl {kind.__name__}; it made a {type(part).__name__}{base}"
         )
 
 
