@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Real
 
 from perfedrl.envs.navigation import first_reach
+from perfedrl.types import Array
 
 # The Okabe-Ito colours, distinguishable with all common forms of colour blindness.
 BLUE, ORANGE, GREEN, PINK, GREY, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#555555", "#56B4E9"
@@ -19,8 +20,8 @@ class Series:
     """A line over x: the mean over seeds with a band of one standard deviation, or the median with a point per seed."""
 
     label: str
-    x: Float[np.ndarray, " x"]
-    values: Float[np.ndarray, "seed x"]
+    x: Real[np.ndarray, " x"]
+    values: Real[np.ndarray, "seed x"]
     color: str
     dashed: bool = False
     centre: Literal["mean", "median"] = "mean"
@@ -59,7 +60,7 @@ class Axis:
     linear_to: float = 0.0
     ticks: tuple[float, ...] = ()
 
-    def position(self, x: Float[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
+    def position(self, x: Real[np.ndarray, " x"]) -> Float[np.ndarray, " x"]:
         """The position of x on the axis."""
         x = np.asarray(x, dtype=float)
         if self.scale == "linear":
@@ -92,12 +93,12 @@ class Panel:
     """Episodes in the plane with one goal."""
 
     title: str
-    paths: Float[np.ndarray, "episode T 2"]
-    goal: Float[np.ndarray, " 2"]
-    radius: float
+    paths: Float[Array, "episode T 2"]
+    goal: Float[Array, " 2"]
+    radius: Any
 
     @property
-    def first_reach(self) -> np.ndarray:
+    def first_reach(self) -> Any:
         """The step at which each episode first is in the goal region, or the episode's length."""
         return first_reach(self.paths, self.goal, self.radius)
 
@@ -109,7 +110,7 @@ class Panel:
     def caption(self) -> str:
         return f"{self.title}\n{self.reached} of {len(self.paths)} reach the goal"
 
-    def path(self, episode: int) -> Float[np.ndarray, "t 2"]:
+    def path(self, episode: int) -> Float[Array, "t 2"]:
         """An episode up to its first step in the goal region."""
         return self.paths[episode, : self.first_reach[episode] + 1]
 
@@ -121,7 +122,7 @@ class Rollouts:
     name: str
     title: str
     panels: tuple[Panel, ...]
-    box: float
+    box: Any
 
     @property
     def edge(self) -> float:
@@ -152,7 +153,7 @@ class Strip:
     """One row of points, a value per seed."""
 
     label: str
-    values: Float[np.ndarray, " seed"]
+    values: Real[np.ndarray, " seed"]
     color: str = BLUE
 
     @property
@@ -177,7 +178,7 @@ class Marks:
     """A value on each line of a panel, nan for none; `limit` marks upper limits."""
 
     label: str
-    values: Float[np.ndarray, " line"]
+    values: Real[np.ndarray, " line"]
     color: str
     limit: Bool[np.ndarray, " line"]
 
