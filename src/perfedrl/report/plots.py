@@ -68,7 +68,7 @@ class Axis:
         return np.arcsinh(x / self.linear_to) if self.linear_to else np.log10(x)
 
     @staticmethod
-    def budgets(label: str, at: Iterable[float]) -> "Axis":
+    def budgets(label: str, at: Iterable[Any]) -> "Axis":
         """A logarithmic axis of trajectories that also shows 0."""
         return Axis(label, "log", linear_to=20.0, ticks=tuple(float(x) for x in at))
 
