@@ -31,7 +31,7 @@ def networked(config: Config, seed: int | None = None) -> Config:
     if config.attack is not None:
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
     if config.control_variate is not None:
-        raise UserError("a [control_variate] is only simulated yet; leave it out of a config for real agents")
+        raise UserError("a [control_variate] is for simulations only so far; leave it out of a config for real agents")
     table: dict[str, Any] = tomllib.loads(config.to_toml())
     table["seeds"] = [config.seeds[0] if seed is None else seed]
     table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key not in HELD_OUT_SETTINGS}
