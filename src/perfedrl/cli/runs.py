@@ -194,7 +194,7 @@ def inspect(
 
     Nothing is trained; the episode is one of the policy that training starts from.
 
-    Example: perfedrl inspect configs/cart_poles.toml --agent 3
+    Example: perfedrl inspect configs/gym_cart_poles.toml --agent 3
     """
     if picture and picture.suffix != ".png":
         raise UserError(f"--picture {picture}: the picture is a .png file")

@@ -1,4 +1,4 @@
-"""What to run: a frozen, validated config, read from TOML and identified by a digest."""
+"""The config of a run: frozen, validated, read from TOML and identified by a digest."""
 
 import hashlib
 import json
@@ -18,16 +18,16 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
-from perfedrl.experiments.experiment import (
+from perfedrl.experiments.build import (
     KINDS,
     ControlVariateTable,
     Privacy,
     Server,
     build,
-    form,
-    leaves,
-    named,
-    spoken,
+    complete_table,
+    name_and_parameters,
+    traced_settings,
+    without_defaults,
 )
 from perfedrl.experiments.normalization import Normalization
 from perfedrl.experiments.settings import beside, read_table, validated
@@ -39,7 +39,7 @@ from perfedrl.simulation.simulator import every_few
 
 MOST_SEEDS, MOST_ROUNDS = 100_000, 1_000_000_000
 TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}, "control_variate": {"memory"}}
-"""Settings of tables that may differ within one compiled program, as an algorithm's step sizes may."""
+"""Settings of tables that may differ between runs of one compiled program, like an algorithm's step sizes."""
 
 
 class Config(BaseModel):
@@ -115,7 +115,7 @@ class Config(BaseModel):
     @field_validator("fleet")
     @classmethod
     def _fleet(cls, table: dict[str, Any]) -> dict[str, Any]:
-        env, params = named(table, "env", "fleet", ENVS)
+        env, params = name_and_parameters(table, "env", "fleet", ENVS)
         if env == "arrays" and params.get("file") and not params.get("sha256"):
             params = {**params, "sha256": file_digest(params["file"])}
         return {"env": env, **ENVS.resolve(env, params)}
@@ -123,42 +123,42 @@ class Config(BaseModel):
     @field_validator("policy")
     @classmethod
     def _policy(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = named(table, "name", "policy", POLICIES)
+        name, params = name_and_parameters(table, "name", "policy", POLICIES)
         return {"name": name, **POLICIES.resolve(name, params, supplied=("fleet",))}
 
     @field_validator("algorithm")
     @classmethod
     def _algorithm(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = named(table, "name", "algorithm", ALGORITHMS)
+        name, params = name_and_parameters(table, "name", "algorithm", ALGORITHMS)
         return {"name": name, **ALGORITHMS.resolve(name, params)}
 
     @field_validator("evaluation")
     @classmethod
     def _evaluation(cls, table: dict[str, Any]) -> dict[str, Any]:
-        name, params = named(table, "name", "evaluation", EVALUATIONS)
+        name, params = name_and_parameters(table, "name", "evaluation", EVALUATIONS)
         return {"name": name, **EVALUATIONS.resolve(name, params, supplied=("fleet", "agent"))}
 
     @field_validator("curvature", mode="before")
     @classmethod
     def _curvature(cls, value: Any) -> dict[str, Any]:
-        return form(value, "curvature", CURVATURES)
+        return complete_table(value, "curvature", CURVATURES)
 
     @field_validator("baseline", mode="before")
     @classmethod
     def _baseline(cls, value: Any) -> dict[str, Any]:
-        return form(value, "baseline", BASELINES)
+        return complete_table(value, "baseline", BASELINES)
 
     @field_validator("aggregation", mode="before")
     @classmethod
     def _aggregation(cls, value: Any) -> dict[str, Any] | None:
-        """With the agents' weights, if they have any; a mean without weights is what there is without the table."""
-        table = {"name": "mean"} if value is None else form(value, "aggregation", AGGREGATIONS, ("weights",))
+        """A mean without weights is the default, and equals a config without the table."""
+        table = {"name": "mean"} if value is None else complete_table(value, "aggregation", AGGREGATIONS, ("weights",))
         return None if table == {"name": "mean"} else table
 
     @field_validator("control_variate", mode="before")
     @classmethod
     def _control_variate(cls, value: Any) -> Any:
-        """The mode alone stands for the table; the memory is always part of it, and so of the digest."""
+        """A bare mode stands for the table; the memory is always part of it, and so of the digest."""
         table = {"mode": value} if isinstance(value, str) else value
         return {"memory": MEMORY, **table} if isinstance(table, dict) else table
 
@@ -167,7 +167,7 @@ class Config(BaseModel):
     def _attack(cls, value: Any) -> dict[str, Any] | None:
         if value is None:
             return None
-        table = form(value, "attack", ATTACKS, ("agents",))
+        table = complete_table(value, "attack", ATTACKS, ("agents",))
         if not whole(table.get("agents")) or table["agents"] < 1:
             raise UserError("the table [attack] needs agents = ..., how many of the last training agents attack")
         return table
@@ -175,15 +175,14 @@ class Config(BaseModel):
     @field_validator("normalization")
     @classmethod
     def _normalization(cls, table: Normalization | None) -> Normalization | None:
-        """Where nothing is normalized, it is as without the table."""
+        """A table that normalizes nothing equals a config without the table."""
         return None if table is None or table.observations == table.rewards == "none" else table
 
     @cached_property
     def digest(self) -> str:
-        """Ten hex digits that identify everything but the name. A file of arrays counts by its content.
+        """Ten hex digits that identify everything but the name; a file of arrays counts by its content.
 
-        Settings at their defaults are left out, so that a new one does not change the digest of what lacks it.
-        Run folders hold them all.
+        Settings at their defaults are left out, so that a new setting does not change the digests of older configs.
         """
         return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:10]
 
@@ -203,12 +202,12 @@ class Config(BaseModel):
         """Configs that agree in this string train side by side: they differ in seeds and step sizes only."""
         content = self._content()
         del content["seeds"]
-        for part, traced in {"algorithm": leaves(unwrapped(self.experiment.algorithm)), **TRACED}.items():
+        for part, traced in {"algorithm": traced_settings(unwrapped(self.experiment.algorithm)), **TRACED}.items():
             if part in content:
                 content[part] = {k: v for k, v in content[part].items() if k not in traced}
-        # Which of the optional step sizes are set is part of the program.
+        # The program depends on which optional step sizes are set.
         content["set"] = str(jax.tree.structure(self.experiment.algorithm))
-        # A rate that is left out follows from the step sizes.
+        # A default rate follows from the step sizes.
         content["rate"] = self.experiment.policy.rate if self.normalization else None
         return json.dumps(content, sort_keys=True)
 
@@ -235,7 +234,7 @@ class Config(BaseModel):
             content["fleet"].pop("file")
         for part, known in KINDS.items():
             if part in content:
-                content[part] = spoken(content[part], known)
+                content[part] = without_defaults(content[part], known)
         return content
 
 
@@ -257,25 +256,30 @@ def read_config(path: str | Path) -> Config:
     path = Path(path)
     table = beside(path, read_table(path, "config"))
     try:
-        return validated(Config, table, "config")
+        return parse_config(table)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
 def make_config(table: Mapping[str, Any]) -> Config:
     """Check a table of settings and build its experiment; the error is one sentence about the first mistake."""
-    config = validated(Config, table, "config")
+    config = parse_config(table)
     config.experiment  # noqa: B018
     return config
 
 
+def parse_config(table: Mapping[str, Any]) -> Config:
+    """Check a table of settings; its experiment is built on first use."""
+    return validated(Config, table, "config")
+
+
 def whole(x: Any) -> bool:
-    """Whether x is a whole number; True and False are none."""
+    """Whether x is an integer; True and False are not."""
     return isinstance(x, int) and not isinstance(x, bool)
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: a parameter that is None is left out, which means the same."""
+    """Remove parameters that are None, which TOML cannot express; leaving them out means the same."""
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return value

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.envs.variation import vary_agents
-from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import mean_interval
 from perfedrl.studies.base import Runs
 from perfedrl.studies.claims import Claim
@@ -58,7 +58,7 @@ class GymFleetSetup:
     def config(self, name: str, seeds: int, quick: bool, **settings: Any) -> Config:
         """A config with the settings that all runs of the fleet share."""
         shared = {"seeds": seeds, "start": "per-seed", "baseline": "ridge", "policy": dict(self.policy)}
-        return make_config({"name": f"{self.name}-{name}", **shared, "fleet": self.fleet_table(quick), **settings})
+        return parse_config({"name": f"{self.name}-{name}", **shared, "fleet": self.fleet_table(quick), **settings})
 
     def trained(self, name: str, algorithm: Mapping[str, Any], seeds: int, quick: bool) -> Config:
         """Federated training, then deployment to the unseen agents without a step and with one."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.studies.base import Runs
 from perfedrl.studies.claims import Claim, single
@@ -47,7 +47,7 @@ def point_config(seeds: int, quick: bool = False) -> Config:
     agents = {"agents": 5 if quick else 100, "held_out": 30}
     fleet = {"env": "point-navigation", **agents, "horizon": 99, "discount": 0.99}
     measured = {"trajectories": 20, "episodes": 32, "few_shot": BUDGETS, "repeats": 4, "rollouts": 2}
-    return make_config(
+    return parse_config(
         {
             "name": "point-navigation",
             "seeds": seeds,

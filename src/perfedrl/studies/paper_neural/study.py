@@ -4,7 +4,7 @@ import numpy as np
 
 from perfedrl.envs.navigation import first_reach
 from perfedrl.estimators import PAPER
-from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import Interval, share_interval
 from perfedrl.studies.base import Runs, final
 from perfedrl.studies.claims import Claim, everywhere, fraction, median, near, point, single
@@ -30,7 +30,7 @@ REFERENCE, META, SCRATCH, SCRATCH_SHOWN = "fedavg-pg", "first-order", "from scra
 def arc(name: str, seeds: int, algorithm: dict, **settings) -> Config:
     """The config of a run on the paper's arc: K = 150, the 2-32-8 tanh network, the paper's estimators by default."""
     table = {"name": f"arc-{name}", "seeds": seeds, "rounds": 150, "fleet": {"env": "arc"}, "policy": {"name": "mlp"}}
-    return make_config({**table, **PAPER, "algorithm": algorithm, **settings})
+    return parse_config({**table, **PAPER, "algorithm": algorithm, **settings})
 
 
 def curvature_configs(seeds: int, quick: bool) -> dict[int | str, Config]:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 
 from perfedrl.estimators import PAPER
-from perfedrl.experiments.config import Config, make_config
+from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import at_cost
 from perfedrl.simulation.history import History
 from perfedrl.studies.base import Runs, final
@@ -47,7 +47,7 @@ def tabular(variant: str, alpha: float, seeds: int, beta: float = 0.3, label: st
 
     Beta and estimators are the paper's by default.
     """
-    return make_config(
+    return parse_config(
         {
             "name": f"grid-{variant}{label}-alpha{alpha:g}",
             "seeds": seeds,

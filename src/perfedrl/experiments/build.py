@@ -1,4 +1,4 @@
-"""What a config describes: its named tables checked against their registries, and the parts built of them."""
+"""From a config's tables to an experiment: each table is checked against its registry and its part is built."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ from perfedrl.algorithms import (
     Private,
     Robust,
 )
-from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
+from perfedrl.algorithms.base import check_agents, check_algorithm
 from perfedrl.algorithms.composition import Layer, compose
 from perfedrl.algorithms.wrapper import check_federated
 from perfedrl.envs import ENVS, Fleet
@@ -47,11 +47,11 @@ KINDS: Mapping[str, Registry] = MappingProxyType(
         "attack": ATTACKS,
     }
 )
-"""A config's tables that name a part."""
+"""The registries of the tables that name a part."""
 
 
 class Privacy(BaseModel):
-    """The table [privacy]: the longest displacement, its noise in units of that, and the delta to account with."""
+    """The table [privacy]: the clipping length of uploads, the noise as a multiple of it, and delta."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +61,7 @@ class Privacy(BaseModel):
 
 
 class ControlVariateTable(BaseModel):
-    """The table [control_variate]: what is corrected, uploads or every local step, and how fast agents remember."""
+    """The table [control_variate]: whether uploads or local steps are corrected, and the rate of the memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -95,7 +95,9 @@ def build(config: Any) -> Experiment:
     check_algorithm(algorithm, config.algorithm["name"])
     algorithm.check_supports(fleet, policy)
     policy = normalize(config.normalization, fleet, policy, algorithm)
-    agent = Sampled(policy, made(config.curvature, CURVATURES), made(config.baseline, BASELINES), config.entropy)
+    agent = Sampled(
+        policy, make_part(config.curvature, CURVATURES), make_part(config.baseline, BASELINES), config.entropy
+    )
     check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])
     check_curvature(policy, agent.forms.curvature)
     check_estimates(fleet, agent, algorithm.smallest_curvature_batch)
@@ -106,10 +108,6 @@ def build(config: Any) -> Experiment:
     weights = (config.aggregation or {}).get("weights")
     check_agents(algorithm, fleet.agents, weights)
     wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))
-    check_agents(wrapped, fleet.agents, weights)
-    agents_per_round(wrapped, fleet.agents, config.participation, weights)
-    if wrapped is not algorithm:
-        wrapped.check_supports(fleet, policy)
     return Experiment(fleet, policy, wrapped, agent, evaluation, weights, config.participation, config.start)
 
 
@@ -132,7 +130,7 @@ def layers_of(config: Any, algorithm: Algorithm, total: float) -> list[Layer]:
     if config.privacy is not None:
         layers.append(Layer(Private, {"clip": config.privacy.clip, "noise": config.privacy.noise}))
     if config.aggregation is not None:
-        aggregation = made(config.aggregation, AGGREGATIONS, "weights")
+        aggregation = make_part(config.aggregation, AGGREGATIONS, "weights")
         check_kind(aggregation, Aggregation, "aggregation", config.aggregation["name"])
         check_federated(algorithm, "upload to aggregate")
         if config.aggregation["name"] != "mean":
@@ -142,52 +140,58 @@ def layers_of(config: Any, algorithm: Algorithm, total: float) -> list[Layer]:
     if config.control_variate is not None:
         layers.append(Layer(ControlVariate, {"total": total, **config.control_variate.model_dump()}))
     if config.attack is not None:
-        attack = made(config.attack, ATTACKS, "agents")
+        attack = make_part(config.attack, ATTACKS, "agents")
         check_kind(attack, Attack, "attack", config.attack["name"])
         layers.append(Layer(Attacked, {"attack": attack, "agents": config.attack["agents"]}))
     return layers
 
 
-def named(table: Mapping[str, Any], key: str, what: str, known: Registry) -> tuple[str, dict[str, Any]]:
-    """The name in a table, and the parameters beside it."""
+def name_and_parameters(table: Mapping[str, Any], key: str, what: str, known: Registry) -> tuple[str, dict[str, Any]]:
+    """Split a table into the name of its part and the parameters."""
     if not isinstance(table.get(key), str):
         raise UserError(f'the table [{what}] needs {key} = "...", one of: {", ".join(known)}')
     return table[key], without(table, key)
 
 
-def form(value: Any, what: str, known: Registry, besides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A table with a name and parameters; the name alone stands for it with its defaults.
+def complete_table(value: Any, what: str, known: Registry, besides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Complete a table that names a part, or a bare name, with the part's default parameters.
 
-    Keys `besides` are not the part's parameters; lists among them become tuples.
+    Keys in `besides` belong to the table but are not parameters of the part; lists among them become tuples.
     """
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
         raise UserError(f"{what} = {abbreviated(value)}: a name, or a table with a name, one of: {', '.join(known)}")
-    name, params = named(table, "name", what, known)
+    name, params = name_and_parameters(table, "name", what, known)
     kept = {key: params.pop(key) for key in besides if params.get(key) is not None}
     frozen = {key: tuple(x) if isinstance(x, list | tuple) else x for key, x in kept.items()}
     return {"name": name, **known.resolve(name, params), **frozen}
 
 
-def made(table: Mapping[str, Any], known: Registry, *besides: str) -> Any:
-    """The part that a table describes."""
+def make_part(table: Mapping[str, Any], known: Registry, *besides: str) -> Any:
+    """Make the part that a table describes; keys in `besides` are not its parameters."""
     return known[table["name"]](**without(table, "name", *besides))
 
 
-def spoken(table: dict[str, Any], known: Registry) -> dict[str, Any]:
-    """A part's table without the parameters that have their defaults."""
+def without_defaults(table: dict[str, Any], known: Registry) -> dict[str, Any]:
+    """Remove the parameters of a part that have their default values."""
     first = next(iter(table))
     defaults = {key: p.default for key, p in known.parameters(table[first]).items()}
-    plain = lambda x: json.loads(json.dumps(x, default=str))  # noqa: E731
-    unset = lambda key: key in defaults and defaults[key] is not inspect.Parameter.empty  # noqa: E731
-    return {key: x for key, x in table.items() if key == first or not (unset(key) and plain(defaults[key]) == x)}
+
+    def is_default(key: str, value: Any) -> bool:
+        default = defaults.get(key, inspect.Parameter.empty)
+        # Through JSON, since a table holds lists where a signature may hold tuples.
+        return default is not inspect.Parameter.empty and json.loads(json.dumps(default, default=str)) == value
+
+    return {key: value for key, value in table.items() if key == first or not is_default(key, value)}
 
 
 def without(table: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """A copy of a table without some keys."""
     return {k: v for k, v in table.items() if k not in keys}
 
 
 def check_kind(part: Any, kind: type, what: str, name: str) -> None:
+    """Reject a part that is not an instance of the class that its kind requires."""
     if not isinstance(part, kind):
         base = "" if kind is Fleet else f" (subclass {kind.__module__}.{kind.__name__})"
         raise UserError(
@@ -195,7 +199,7 @@ def check_kind(part: Any, kind: type, what: str, name: str) -> None:
         )
 
 
-def leaves(algorithm: Algorithm) -> set[str]:
+def traced_settings(algorithm: Algorithm) -> set[str]:
     """The settings of an algorithm that are leaves of its pytree, and so may differ within one compiled program."""
     kind = type(algorithm)
     if not dataclasses.is_dataclass(kind):
