@@ -102,6 +102,13 @@ def test_the_architecture_page_names_every_module_and_no_other():
     assert not (packages | {path.relative_to(source).as_posix() for path in modules}) - named
 
 
+def test_classes_and_registries_that_contributing_names_exist():
+    names = set(re.findall(r"`([A-Z]\w+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    defined = set(re.findall(r"^(?:class )?([A-Z]\w+)\b", "\n".join(path.read_text() for path in files), re.MULTILINE))
+    assert not names - defined
+
+
 def test_the_federation_page_has_every_command_of_a_fleet():
     text = (ROOT / "docs" / "federation.md").read_text()
     over_a_network = {command.callback.__name__ for command in federation.app.registered_commands}
