@@ -1,4 +1,4 @@
-"""Evaluation: Monte Carlo agrees with dynamic programming, and its randomness is its own."""
+"""Evaluation: Monte Carlo agrees with dynamic programming, and no random key is used twice."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def test_monte_carlo_agrees_with_dynamic_programming():
         assert abs(returns.mean() - expected) < 5 * returns.std() / np.sqrt(len(returns))
 
 
-def test_one_evaluation_is_adapt_then_play():
+def test_an_evaluation_adapts_and_then_measures_fresh_episodes():
     evaluation, task, key = MonteCarlo(Sampled(POLICY), trajectories=5, episodes=7), FLEET.task(1), jax.random.key(3)
     theta = POLICY.init(jax.random.key(1))
     measured = before_and_after(evaluation, STEP, theta, (), task, key)
@@ -85,10 +85,10 @@ def test_histories_and_deployments_have_labelled_axes():
     np.testing.assert_allclose(deployed.at("return", 5), deployed.outcomes["return"][:, 2].mean(axis=-1))
     alone = deployed.select(slice(1, 2))
     np.testing.assert_array_equal(alone.at("success", 2), deployed.at("success", 2)[1:])
-    np.testing.assert_array_equal(alone.rollouts, deployed.rollouts[1:2], "its own, not those of its neighbour")
+    np.testing.assert_array_equal(alone.rollouts, deployed.rollouts[1:2], "its own rollouts, not those of another seed")
 
 
-def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they_learned():
+def test_without_held_out_agents_the_training_agents_are_deployed_with_their_trained_state():
     fleet = pf.arc(goals=2, held_out=0, horizon=6)
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=16, few_shot=(0,))
     sim = simulation_of(fleet, POLICY, [pf.LocalPG(5.0, m=40)], [0], evaluation=evaluation, start="per-seed")
@@ -99,7 +99,7 @@ def test_without_held_out_agents_the_training_agents_are_deployed_with_what_they
     assert not np.allclose(learned, fresh)
 
 
-def test_a_seed_is_measured_the_same_in_any_company():
+def test_measurements_of_a_seed_do_not_depend_on_the_other_seeds():
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=20, episodes=64, few_shot=(0, 30), repeats=2, rollouts=2)
 
     def measured(seeds, **how):
@@ -113,40 +113,47 @@ def test_a_seed_is_measured_the_same_in_any_company():
         np.testing.assert_array_equal(x, whole[name][3:4] if seed_axis else whole[name], err_msg=name)
 
 
-def test_evaluation_draws_what_training_never_does():
-    words = lambda key: tuple(jax.random.key_data(key).tolist())  # noqa: E731
+def test_training_evaluation_and_deployment_use_different_keys():
     rounds, agents = range(40), range(12)
+
+    def words(key):
+        return tuple(jax.random.key_data(key).tolist())
+
+    def in_domain(first):
+        return {words(jax.random.fold_in(agent_key(0, i), np.uint32(first + k))) for i in agents for k in rounds}
+
     trained = {words(jax.random.fold_in(agent_key(0, i), k)) for i in agents for k in rounds}
-    later = lambda first: {  # noqa: E731
-        words(jax.random.fold_in(agent_key(0, i), np.uint32(first + k))) for i in agents for k in rounds
-    }
-    seeds_own = {words(jax.random.fold_in(jax.random.key(0), n)) for n in (START, PERSONALIZATION)}
+    per_seed = {words(jax.random.fold_in(jax.random.key(0), n)) for n in (START, PERSONALIZATION)}
     layers = {words(k) for k in jax.random.split(jax.random.fold_in(jax.random.key(0), START), 8)}
-    sets = [trained, later(EVALUATION), later(DEPLOYMENT), seeds_own, layers, {words(agent_key(0, i)) for i in agents}]
+    per_agent = {words(agent_key(0, i)) for i in agents}
+    sets = [trained, in_domain(EVALUATION), in_domain(DEPLOYMENT), per_seed, layers, per_agent]
     assert [len(x) for x in sets] == [480, 480, 480, 2, 8, 12]
-    assert len(set.union(*sets)) == sum(map(len, sets)), "no key serves twice"
+    assert len(set.union(*sets)) == sum(map(len, sets)), "no key is used twice"
     assert MOST_ROUNDS < DEPLOYMENT - EVALUATION == 2**30
 
 
-def test_the_start_is_shared_or_every_seeds_own():
+def test_seeds_share_the_initial_parameters_unless_start_is_per_seed():
     shared = simulation(None, (0, 1, 2)).start().server.message
     own = simulation(None, (0, 1, 2), start="per-seed").start().server.message
     other = simulation(None, (0, 1, 2), start=5).start().server.message
-    weights = lambda message: message[0]["weight"]  # noqa: E731
+
+    def weights(message):
+        return message[0]["weight"]
+
     assert (weights(shared)[0] == weights(shared)[1]).all()
     assert not (weights(own)[0] == weights(own)[1]).any()
     assert not (weights(shared) == weights(other)).any()
     again = simulation(None, (2,), start="per-seed").start().server.message
-    np.testing.assert_array_equal(weights(again)[0], weights(own)[2], "whatever runs beside it")
+    np.testing.assert_array_equal(weights(again)[0], weights(own)[2], "whatever seeds run with it")
 
 
-def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
+def test_auto_chooses_exact_evaluation_for_finite_mdps_and_monte_carlo_for_others():
     grid, table = pf.gridworld(width=2), pf.TableSoftmax(4, 4)
     assert EVALUATIONS["auto"](fleet=grid, agent=Sampled(table)).float64
     assert not EVALUATIONS["auto"](fleet=FLEET, agent=Sampled(POLICY)).float64
     sampled = simulation_of(grid, table, [STEP], [0], evaluation=MonteCarlo(Sampled(table), 2, 50))
     measured = sampled.measure(FleetState(ServerState(jnp.zeros((1, 4, 4))), ()), 0)
-    assert measured.outcomes == {}, "a finite MDP says nothing beyond the return"
+    assert measured.outcomes == {}, "a finite MDP has no outcome but the return"
 
 
 @pytest.mark.parametrize(
@@ -156,16 +163,16 @@ def test_exact_evaluation_where_it_is_possible_and_monte_carlo_elsewhere():
         ({"episodes": 0}, "episodes must be from 1"),
         ({"few_shot": (3, -2)}, "few_shot must be from 0"),
         ({"repeats": 0}, "repeats must be from 1"),
-        ({"rollouts": 3}, "rollouts are kept of the budgets"),
-        ({"few_shot": (8, 0)}, "rising list"),
+        ({"rollouts": 3}, "rollouts are saved for the budgets"),
+        ({"few_shot": (8, 0)}, "few_shot must be an increasing list"),
     ],
 )
-def test_impossible_evaluations_are_refused(change, words):
+def test_invalid_evaluation_settings_are_rejected(change, words):
     with pytest.raises(pf.UserError, match=words):
         EVALUATIONS["monte-carlo"](fleet=FLEET, agent=Sampled(POLICY), **change)
 
 
-def test_exact_evaluation_of_a_neural_run_and_a_policy_that_does_not_fit_are_refused():
+def test_exact_evaluation_and_exact_training_of_continuous_states_are_rejected():
     with pytest.raises(pf.UserError, match="finitely many states"):
         EVALUATIONS["exact"](fleet=FLEET, agent=Sampled(POLICY))
     with pytest.raises(pf.UserError, match="finitely many states"):
@@ -183,18 +190,18 @@ def test_exact_evaluation_of_a_neural_run_and_a_policy_that_does_not_fit_are_ref
         (pf.point_navigation(), pf.GaussianMLP((2, 4, 3))),
     ],
 )
-def test_a_policy_that_does_not_fit_is_refused_and_not_broadcast(fleet, policy):
+def test_a_policy_that_does_not_fit_is_rejected_and_not_broadcast(fleet, policy):
     with pytest.raises(pf.UserError, match="the policy does not fit the fleet"):
         pf.simulate(fleet, policy, STEP, rounds=1)
 
 
-def test_parameters_that_are_no_numbers_end_a_run_even_where_sampled_returns_look_well():
-    """Inverse transform draws actions from a softmax that is no distribution all the same."""
+def test_nan_parameters_end_a_run_even_where_sampled_returns_are_finite():
+    """Inverse-transform sampling returns actions also for probabilities that are NaN."""
     sim = simulation(MonteCarlo(Sampled(POLICY), 1, 1), (0,))
     begun = sim.begin()
     broken = jax.tree.map(lambda x: np.full_like(x, np.nan), begun.fleet_state)
     assert np.isfinite(sim.measure(broken, 0).after).all()
     with pytest.raises(pf.UserError, match="diverged between rounds 0 and 1"):
-        list(sim.run(begun._replace(state=broken), [1]))
+        list(sim.run(begun._replace(fleet_state=broken), [1]))
     with pytest.raises(pf.UserError, match="beta must be a finite number"):
         pf.FedAvgPG(1.0, 1e39)

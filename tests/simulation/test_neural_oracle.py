@@ -1,4 +1,4 @@
-"""The neural family against an independent NumPy implementation that is fed the same uniforms: equal to rounding."""
+"""Neural policies: the simulator equals an independent NumPy implementation with the same uniforms, up to rounding."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ def net(params) -> peer.Net:
 
 @pytest.mark.parametrize(("variant", "m_h"), [("exact", 6), ("exact", 230), ("first-order", 0)])
 def test_the_simulator_equals_numpy_given_the_same_uniforms(variant, m_h, x64):
-    """A curvature batch of 230 is worked on in slices, with a rest."""
+    """A curvature batch of 230 is processed in slices, the last of which is smaller."""
     seed, how = 3, {"alpha": 0.7, "beta": 0.4, "m_in": 5, "m_h": m_h, "m_out": 4}
     algorithm = pf.PerFedAvgPG(local_steps=2, variant=variant, **how)
 

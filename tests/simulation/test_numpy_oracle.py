@@ -1,4 +1,4 @@
-"""The simulator against an independent NumPy implementation that is fed the same uniforms: equal to rounding."""
+"""Tabular policies: the simulator equals an independent NumPy implementation with the same uniforms, up to rounding."""
 
 import sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_simulator_equals_numpy_given_the_same_uniforms(name, variant, x64):
     policy = pf.TableSoftmax(mdps[0].states, mdps[0].actions)
 
     def uniforms(k, i, t, batch, m):
-        """The same draws as the library's: key of agent, round, local step and batch, in the episode's layout."""
+        """The library's draws: from the key of agent, round, local step and batch, in the layout of an episode."""
         keys = jax.random.split(jax.random.fold_in(agent_key(seed, i), k), (algorithm.local_steps, 3))
         key = getattr(StepKeys(*keys[t]), batch)
         drawn = np.asarray(jax.random.uniform(key, (m, noise_size(policy, mdps[i]))))
@@ -55,7 +55,7 @@ def test_simulator_equals_numpy_given_the_same_uniforms(name, variant, x64):
 
 
 class NumpySampler:
-    """A plain Python sampler, like one around a simulator or a robot that JAX cannot trace."""
+    """A sampler in Python, such as one for a simulator or a robot that JAX cannot trace."""
 
     traceable = False
 
@@ -72,7 +72,7 @@ class NumpySampler:
 
 
 @pytest.mark.parametrize("variant", ALGORITHMS)
-def test_the_same_algorithm_runs_on_a_plain_python_sampler(variant, x64):
+def test_an_algorithm_gives_the_same_result_with_a_python_sampler(variant, x64):
     fleet, algorithm, policy = FLEETS["gridworld"], ALGORITHMS[variant], pf.TableSoftmax(9, 4)
     traced = pf.estimators.Sampled(policy)(fleet.task(0))
     plain = pf.estimators.PolicyObjective(NumpySampler(fleet.task(0)), policy, fleet.train.discount)

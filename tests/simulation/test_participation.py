@@ -1,4 +1,4 @@
-"""Client sampling: some agents per round, drawn by seed and round alone; the others neither work nor change."""
+"""Client sampling: each round draws its participants from seed and round; other agents neither work nor change."""
 
 import inspect
 from itertools import combinations
@@ -42,7 +42,7 @@ def same(one, two):
 
 
 def after(algorithm, rounds=4, cuts=None, seeds=(0, 1), fleet=FLEET, policy=POLICY, **how):
-    """The state after some rounds, in one go or in pieces."""
+    """The state after some rounds, in one call or in several."""
     simulation = simulation_of(fleet, policy, [algorithm] * len(seeds), list(seeds), **how)
     state, done = simulation.start(), 0
     for count in cuts or (rounds,):
@@ -50,7 +50,7 @@ def after(algorithm, rounds=4, cuts=None, seeds=(0, 1), fleet=FLEET, policy=POLI
     return state
 
 
-def test_the_whole_fleet_is_full_participation_bit_for_bit_and_in_the_same_program():
+def test_participation_of_all_agents_has_the_bits_and_the_program_of_the_default():
     before = compiled.advance_replicas.compilations()
     full = after(PLAIN)
     added = compiled.advance_replicas.compilations() - before
@@ -60,10 +60,10 @@ def test_the_whole_fleet_is_full_participation_bit_for_bit_and_in_the_same_progr
     assert not np.array_equal(full.server.message, after(PLAIN, participation=0.5).server.message)
 
 
-def test_the_draw_is_uniform_without_replacement_and_by_seed_and_round_alone():
+def test_participants_are_drawn_uniformly_without_replacement_from_seed_and_round():
     draw = jax.jit(jax.vmap(run_keys.draw_participants, in_axes=(None, 0, None, None)), static_argnums=(2, 3))
     drawn = np.asarray(draw(3, np.arange(6000), 5, 2))
-    assert (drawn[:, 0] < drawn[:, 1]).all(), "in the fleet's order, nobody twice"
+    assert (drawn[:, 0] < drawn[:, 1]).all(), "in the fleet's order, without repetition"
     counts = [int(np.sum((drawn == pair).all(axis=1))) for pair in combinations(range(5), 2)]
     assert sum(counts) == 6000
     assert np.sum((np.asarray(counts) - 600) ** 2 / 600) < 27.9, "chi-square with 9 degrees of freedom, 99.9 %"
@@ -73,7 +73,7 @@ def test_the_draw_is_uniform_without_replacement_and_by_seed_and_round_alone():
         same(drawn[:9], np.asarray([run_keys.draw_participants(3, k, 5, 2) for k in range(9)]))
 
 
-def test_the_draw_is_frozen():
+def test_the_draw_of_participants_has_not_changed():
     """Golden: a change here changes every run with client sampling."""
     assert [run_keys.draw_participants(3, k, 8, 2).tolist() for k in range(4)] == GOLDEN
 
@@ -81,50 +81,50 @@ def test_the_draw_is_frozen():
 GOLDEN = [[0, 5], [3, 6], [5, 7], [2, 3]]
 
 
-def test_agents_that_sit_out_keep_their_state_and_the_others_do_as_in_full_company():
-    """Local training shows it best: what an agent has learned is its state."""
+def test_other_agents_keep_their_state_and_participants_work_as_with_full_participation():
+    """With local training, since there an agent's parameters are its state."""
     full, some = after(ALONE, 1), after(ALONE, 1, participation=0.25)
     start = simulation_of(FLEET, POLICY, [ALONE] * 2, [0, 1]).start()
-    for lane, seed in enumerate((0, 1)):
-        here = np.isin(np.arange(FLEET.agents), run_keys.draw_participants(seed, 0, FLEET.agents, 2))
-        assert here.sum() == 2
-        same(some.clients[lane][here], full.clients[lane][here])
-        same(some.clients[lane][~here], start.clients[lane][~here])
+    for replica, seed in enumerate((0, 1)):
+        participates = np.isin(np.arange(FLEET.agents), run_keys.draw_participants(seed, 0, FLEET.agents, 2))
+        assert participates.sum() == 2
+        same(some.clients[replica][participates], full.clients[replica][participates])
+        same(some.clients[replica][~participates], start.clients[replica][~participates])
 
 
-def test_the_server_sees_the_uploads_and_weights_of_those_who_take_part():
+def test_the_server_averages_the_uploads_of_participants_with_their_weights():
     weights = np.arange(1.0, 1 + FLEET.agents)
     some = after(PLAIN, 1, participation=0.25, weights=weights.tolist())
     message = simulation_of(FLEET, POLICY, [PLAIN], [0]).start().server.message[0]
     agent = Sampled(POLICY)
-    for lane, seed in enumerate((0, 1)):
+    for replica, seed in enumerate((0, 1)):
         who = run_keys.draw_participants(seed, 0, FLEET.agents, 2).tolist()
         keys = [jax.random.fold_in(run_keys.agent_key(seed, i), 0) for i in who]
         uploads = [PLAIN.client(message, (), agent(FLEET.task(i)), key)[0] for i, key in zip(who, keys, strict=True)]
         mean = np.average(uploads, axis=0, weights=weights[who])
-        np.testing.assert_allclose(some.server.message[lane], mean, atol=1e-6)
+        np.testing.assert_allclose(some.server.message[replica], mean, atol=1e-6)
 
 
-def test_a_sampled_run_has_the_same_bits_in_pieces_in_chunks_and_in_any_company():
+def test_a_sampled_run_has_the_same_bits_in_pieces_in_chunks_and_with_other_seeds():
     whole = after(PLAIN, participation=0.5)
     same(whole, after(PLAIN, participation=0.5, cuts=(1, 2, 1)))
     same(whole, after(PLAIN, participation=0.5, chunk=2))
     same(jax.tree.map(lambda x: x[1:], whole), after(PLAIN, participation=0.5, seeds=(1,)))
 
 
-def test_played_agents_are_drawn_like_compiled_ones():
+def test_the_python_loop_draws_the_participants_of_the_compiled_loop():
     arc = pf.arc(3, 2)
     played = fleet_of([Played(task) for task in AGENTS[0]], [])
     policy = mlp(arc, (4,))
     how = {"rounds": 2, "seeds": (0,), "policy": policy, "participation": 0.34}
     compiled = after(pf.LocalPG(0.5, 1, 40), fleet=arc, **how)
-    live = after(pf.LocalPG(0.5, 1, 40), fleet=played, **how)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), compiled, live)
-    assert len(np.unique(np.asarray(jax.tree.leaves(live.clients)[0])[0], axis=0)) in (2, 3)
+    in_python = after(pf.LocalPG(0.5, 1, 40), fleet=played, **how)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), compiled, in_python)
+    assert len(np.unique(np.asarray(jax.tree.leaves(in_python.clients)[0])[0], axis=0)) in (2, 3)
 
 
 def made(name):
-    """An algorithm with small batches, and numbers for what it must be told."""
+    """An algorithm with small batches, and a number for each required parameter."""
     table = {"alpha": 0.5, "beta": 0.2}
     for key, p in inspect.signature(ALGORITHMS[name]).parameters.items():
         required = p.default is inspect.Parameter.empty
@@ -136,7 +136,7 @@ def made(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_part_of_the_fleet(name):
+def test_every_algorithm_runs_a_round_of_some_participants(name):
     algorithm = made(name)
     try:
         state = simulation_of(FLEET, POLICY, [algorithm], [0]).start()
@@ -144,12 +144,17 @@ def test_every_algorithm_takes_part_of_the_fleet(name):
         pytest.skip(f"not for this fleet: {error}")
     state = jax.tree.map(lambda x: jnp.asarray(x[0]), state)
     keys, who = run_keys.agent_keys(0, FLEET.train), run_keys.draw_participants(0, 0, FLEET.agents, 3)
-    one = lambda state: compiled.fleet_round(algorithm, Sampled(POLICY), FLEET.train, state, keys, 0, None, None, who)  # noqa: E731
-    kinds = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    assert kinds(jax.eval_shape(one, state)) == kinds(state)
+
+    def one_round(state):
+        return compiled.fleet_round(algorithm, Sampled(POLICY), FLEET.train, state, keys, 0, None, None, who)
+
+    def shapes(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+    assert shapes(jax.eval_shape(one_round, state)) == shapes(state)
 
 
-def test_costs_are_those_of_the_mean_agent():
+def test_costs_are_means_over_all_agents():
     costs = [
         pf.simulate(FLEET, POLICY, PLAIN, rounds=5, every=5, seeds=1, participation=share).history
         for share in (1.0, 0.25)
@@ -160,19 +165,19 @@ def test_costs_are_those_of_the_mean_agent():
 
 
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, True, float("nan"), "half"])
-def test_a_share_is_above_0_and_at_most_1(share, untyped):
+def test_participation_must_be_above_0_and_at_most_1(share, untyped):
     with pytest.raises(UserError, match="above 0 and at most 1"):
         simulation_of(FLEET, POLICY, [PLAIN], [0], participation=share)
 
 
-def test_too_few_for_the_aggregation_and_unplaced_attackers_are_refused():
+def test_too_few_participants_for_an_aggregation_and_sampled_attackers_are_rejected():
     with pytest.raises(UserError, match=r"at least 5 agents .* lets 2 take part"):
         simulation_of(FLEET, POLICY, [Robust(PLAIN, Krum())], [0], participation=0.25)
     with pytest.raises(UserError, match="all agents in every round"):
         simulation_of(FLEET, POLICY, [Attacked(PLAIN, SignFlip(), 1)], [0], participation=0.5)
 
 
-def test_a_config_says_participation_and_its_default_changes_no_digest():
+def test_a_config_sets_participation_and_the_default_does_not_change_the_digest():
     plain, some = make_config(TABLE), make_config({**TABLE, "participation": 0.25})
     assert plain.digest == make_config({**TABLE, "participation": 1}).digest != some.digest
     assert plain.trains_with != some.trains_with

@@ -1,4 +1,4 @@
-"""Fleets that are played in Python: the compiled simulator's numbers, and nothing lost when an agent fails."""
+"""The Python loop: the numbers of the compiled loop, and training that continues when an agent fails."""
 
 import dataclasses
 import logging
@@ -29,8 +29,8 @@ EXACT = PerFedAvgPG(0.3, 0.2, local_steps=2, m_in=3, m_h=3, m_out=3)
 def simulation(fleet, algorithm=EXACT, weights=None, seeds=(0, 1)):
     policy = mlp(ARC, (4,))
     evaluation = MonteCarlo(Sampled(policy), 4, 6, few_shot=(0, 3), repeats=2, rollouts=2)
-    lanes = [algorithm] * len(seeds)
-    return simulation_of(fleet, policy, lanes, list(seeds), Sampled(policy), evaluation=evaluation, weights=weights)
+    replicas = [algorithm] * len(seeds)
+    return simulation_of(fleet, policy, replicas, list(seeds), Sampled(policy), evaluation=evaluation, weights=weights)
 
 
 def played(broken=None):
@@ -38,26 +38,26 @@ def played(broken=None):
     return fleet(part[0], [dataclasses.replace(task, broken=False) for task in part[1]])
 
 
-def test_a_played_fleet_trains_to_the_numbers_of_the_compiled_one():
-    compiled, live = simulation(ARC, weights=(1.0, 2.0, 3.0)), simulation(played(), weights=(1.0, 2.0, 3.0))
-    assert isinstance(live.fleet.train, Roster)
-    assert compiled.experiment.bytes_per_round == live.experiment.bytes_per_round
-    ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, live)]
+def test_the_python_loop_computes_the_numbers_of_the_compiled_loop():
+    compiled, in_python = (simulation(fleet, weights=(1.0, 2.0, 3.0)) for fleet in (ARC, played()))
+    assert isinstance(in_python.fleet.train, Roster)
+    assert compiled.experiment.bytes_per_round == in_python.experiment.bytes_per_round
+    ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, in_python)]
     for a, b in zip(*(jax.tree.leaves(end.fleet_state) for end in ends), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name, x in ends[0].history.arrays().items():
         np.testing.assert_allclose(x, ends[1].history.arrays()[name], atol=1e-5, err_msg=name)
-    deployed = [x.deploy(end.fleet_state, 3) for x, end in zip((compiled, live), ends, strict=True)]
+    deployed = [x.deploy(end.fleet_state, 3) for x, end in zip((compiled, in_python), ends, strict=True)]
     for name, x in deployed[0].arrays().items():
         np.testing.assert_allclose(x, deployed[1].arrays()[name], atol=1e-5, err_msg=name)
 
 
 def test_a_round_goes_on_without_an_agent_whose_environment_failed(caplog):
-    live = simulation(played(broken=1), FedAvgPG(0.3, 0.2, local_steps=2, m=3), seeds=[0])
+    failing = simulation(played(broken=1), FedAvgPG(0.3, 0.2, local_steps=2, m=3), seeds=[0])
     whole = simulation(played(), FedAvgPG(0.3, 0.2, local_steps=2, m=3), weights=(1.0, 1e-30, 1.0), seeds=[0])
     with caplog.at_level(logging.WARNING, "perfedrl"):
-        start = live.begin()
-        (end,) = live.run(start, [1])
+        start = failing.begin()
+        (end,) = failing.run(start, [1])
     (expected,) = whole.run(whole.begin(), [1])
     for a, b in zip(*(jax.tree.leaves(x.fleet_state.server) for x in (end, expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
@@ -66,15 +66,15 @@ def test_a_round_goes_on_without_an_agent_whose_environment_failed(caplog):
     np.testing.assert_array_equal(end.history.before[0, -1, ::2], expected.history.before[0, -1, ::2])
 
 
-def test_a_fleet_in_which_every_agent_failed_says_so():
-    live = simulation(fleet([Played(task, True) for task in AGENTS[0]]))
+def test_a_fleet_in_which_every_agent_failed_is_an_error():
+    failing = simulation(fleet([Played(task, True) for task in AGENTS[0]]))
     with pytest.raises(UserError, match="round 0 has too few agents left to go on; agent 1: a wheel came off"):
-        live.advance(live.start(), 0, 1)
+        failing.advance(failing.start(), 0, 1)
     with pytest.raises(UserError, match="no agent of the fleet can be measured"):
-        live.begin()
+        failing.begin()
 
 
-def test_agents_of_a_played_fleet_must_be_alike():
+def test_agents_of_a_python_fleet_must_have_equal_horizons_and_samplers():
     other = dataclasses.replace(Played(AGENTS[0][0]))
     object.__setattr__(other, "horizon", 7)
     with pytest.raises(UserError, match="agent 0 has horizon 20, agent 1 has 7"):
@@ -116,7 +116,7 @@ def poles(tmp_path_factory):
     return train(make_config(GYM), tmp_path_factory.mktemp("runs"))
 
 
-def test_a_gymnasium_fleet_trains_from_a_config_and_goes_on_bitwise_where_it_was_stopped(poles, tmp_path):
+def test_a_gymnasium_fleet_trains_from_a_config_and_resumes_bitwise(poles, tmp_path):
     config = make_config(GYM)
     with pytest.raises(Interrupted, match="after round 3 of 5"):  # between two evaluations
         train(config, tmp_path, observers=[StopAt(3)])
@@ -130,7 +130,7 @@ def test_a_gymnasium_fleet_trains_from_a_config_and_goes_on_bitwise_where_it_was
     assert {"before.score", "held_out_after.score"} <= set(poles.history.outcomes)
 
 
-def test_a_gymnasium_agent_over_a_network_sends_what_the_simulator_computes(poles):
+def test_a_networked_gymnasium_agent_uploads_what_the_simulator_computes(poles):
     config = make_config({**GYM, "seeds": [7]})
     work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).training(config.to_toml())
     upload, _ = work.update(work.message, work.state, 2)
@@ -156,7 +156,7 @@ def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run
     assert "worst agent" in out
 
 
-def test_a_failing_agent_is_told_of_on_the_command_line_and_the_run_is_finished(tmp_path, run):
+def test_the_command_line_warns_of_a_failing_agent_and_finishes_the_run(tmp_path, run):
     config = make_config(
         {
             **GYM,

@@ -1,4 +1,4 @@
-"""The simulator: bitwise reproducible, however a run is cut, chunked or accompanied; compiled once."""
+"""The simulator: results do not depend on pieces, chunks, other seeds or devices, and a sweep compiles once."""
 
 from typing import Any
 
@@ -38,9 +38,12 @@ def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("fleet", "policy"), [("gridworld", "table"), ("random", "log-linear")])
-def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
+def test_the_bits_of_a_seed_do_not_depend_on_pieces_chunks_or_other_seeds(fleet, algorithm, policy):
     fleet, algorithm = FLEETS[fleet], ALGORITHMS[algorithm]
-    run = lambda seeds, **how: final(fleet, policies(fleet)[policy], algorithm, seeds, **how)  # noqa: E731
+
+    def run(seeds, **how):
+        return final(fleet, policies(fleet)[policy], algorithm, seeds, **how)
+
     whole = run(range(16))
     assert np.abs(whole).max() > 0.01
     assert not (whole[0] == whole[1]).all()
@@ -54,13 +57,18 @@ def test_a_seed_is_bitwise_the_same_in_any_company(fleet, algorithm, policy):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_neural_seed_is_bitwise_the_same_in_any_company(algorithm):
-    """Also where agents are run one by one for speed, and where the curvature batch is worked on in slices."""
+def test_the_bits_of_a_neural_seed_do_not_depend_on_pieces_chunks_or_other_seeds(algorithm):
+    """Also where agents run one by one for speed, and where the curvature batch is processed in slices."""
     algorithm = ALGORITHMS[algorithm] if algorithm != "exact" else pf.PerFedAvgPG(1.0, 0.2, 2, 6, 150, 6)
     fleet, policy = pf.arc(horizon=8), pf.MLPSoftmax((2, 32, 8))
-    run = lambda seeds, **how: final(fleet, policy, algorithm, seeds, **how)  # noqa: E731
+
+    def run(seeds, **how):
+        return final(fleet, policy, algorithm, seeds, **how)
+
+    def same(one, two):
+        jax.tree.map(np.testing.assert_array_equal, one, two)
+
     whole = run(range(7))
-    same = lambda one, two: jax.tree.map(np.testing.assert_array_equal, one, two)  # noqa: E731
     same(whole, run(range(7), cuts=(1, 3, 2)))
     for seeds in ([0], [4, 1, 3]):
         same(jax.tree.map(lambda x, seeds=seeds: x[seeds], whole), run(seeds))
@@ -77,23 +85,25 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     np.testing.assert_array_equal(one, two)
 
 
-def test_this_version_of_jax_knows_our_compiler_options():
-    """Without them results would be slow to compile and would depend on the number of seeds side by side."""
+def test_this_version_of_jax_accepts_our_compiler_options():
+    """Without them compiling would be slow and results would depend on the number of seeds that run together."""
     assert compilation.options("cpu") == compilation.OPTIONS["cpu"]
     assert compilation.options("tpu") == {}
     assert not compilation._known("no_such_option", 1)
 
 
-def test_the_derivation_of_keys_is_frozen():
-    """Golden: a change here changes every seed's result; say so in the changelog, and rerun `make reproduce`."""
+def test_the_derivation_of_keys_has_not_changed():
+    """A change here changes the results of every seed: note it in the changelog and rerun `make reproduce`."""
     key = jax.random.fold_in(run_keys.agent_key(seed=3, agent=1), 2)
     assert jax.random.key_data(run_keys.agent_key(seed=3, agent=1)).tolist() == [1946498123, 2217676430]
     assert jax.random.key_data(key).tolist() == [1162771976, 1047151509]
 
 
 class Anchored(pf.algorithms.Algorithm):
-    """An algorithm with all that the paper's do not have: a message that is more than parameters, private server state,
-    and a personal vector per client that is deployed on top of the shared parameters.
+    """An algorithm with features that the paper's algorithms lack.
+
+    Its message is more than parameters, the server has private state, and each client has a personal vector that is
+    added to the shared parameters at deployment.
     """
 
     beta: Any
@@ -119,7 +129,7 @@ class Anchored(pf.algorithms.Algorithm):
         return message["theta"] + state
 
 
-def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is_measured_with_it():
+def test_an_algorithm_with_private_and_personal_state_trains_resumes_and_is_measured():
     fleet = pf.gridworld(width=2, horizon=3, held_out=[(0, 1)])
     policy = pf.TableSoftmax(4, 4)
     simulation = simulation_of(fleet, policy, [Anchored(0.2), Anchored(0.4)], [0, 1])
@@ -134,7 +144,7 @@ def test_an_algorithm_with_personal_state_and_a_rich_message_runs_resumes_and_is
         float(pf.exact.expected_return(fleet.task(2), own)), abs=1e-12
     )
     np.testing.assert_array_equal(
-        whole.history.held_out_after, whole.history.held_out_before, err_msg="a newcomer has no personal state yet"
+        whole.history.held_out_after, whole.history.held_out_before, err_msg="a new agent has no personal state yet"
     )
     assert whole.history.bytes[-1] == 6 * 4 * (16 + 1 + 16), "parameters and a counter down, a step up"
 
@@ -145,14 +155,14 @@ def test_a_sweep_over_alpha_beta_and_seeds_compiles_once():
     fleet = pf.gridworld(width=2, horizon=3)
     policy = pf.TableSoftmax(4, 4)
     sweep = [(0.0, 0.1), (0.5, 0.1), (2.0, 0.3), (3.0, 0.2)]
-    lanes = [pf.PerFedAvgPG(alpha, beta, 2, 2, 2, 2) for alpha, beta in sweep]
-    simulation = simulation_of(fleet, policy, lanes, [0, 1, 2, 3])
+    replicas = [pf.PerFedAvgPG(alpha, beta, 2, 2, 2, 2) for alpha, beta in sweep]
+    simulation = simulation_of(fleet, policy, replicas, [0, 1, 2, 3])
     state = simulation.advance(simulation.start(), 0, 3)
     simulation.advance(state, 3, 5)
-    again = simulation_of(fleet, policy, lanes[::-1], [7, 8, 9, 10])
+    again = simulation_of(fleet, policy, replicas[::-1], [7, 8, 9, 10])
     again.advance(again.start(), 0, 1)
     assert engine.advance_replicas.compilations() == before + 1
-    alone = simulation_of(fleet, policy, lanes[2:3], [2])
+    alone = simulation_of(fleet, policy, replicas[2:3], [2])
     np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], state.server.message[2])
 
 
@@ -180,19 +190,19 @@ def test_history_has_labelled_axes_and_costs():
         ({"seeds": []}, "seed"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_compiles(change, word):
+def test_bad_settings_are_rejected_before_compiling(change, word):
     fleet = pf.gridworld(width=2)
     settings = {"rounds": 1, "seeds": 1, **change}
     with pytest.raises(pf.UserError, match=word):
         pf.simulate(fleet, pf.TableSoftmax(4, 4), pf.FedAvgPG(1.0, 0.1), **settings)
 
 
-def test_a_policy_that_does_not_fit_the_fleet_is_refused():
+def test_a_policy_that_does_not_fit_the_fleet_is_rejected():
     with pytest.raises(pf.UserError, match=r"policy is for \(4, 4\) states and actions, the fleet has \(9, 4\)"):
         pf.simulate(pf.gridworld(width=3), pf.TableSoftmax(4, 4), pf.FedAvgPG(1.0, 0.1), rounds=1)
 
 
-def test_divergence_is_an_error_and_not_a_result():
+def test_divergence_is_an_error():
     fleet, policy = pf.gridworld(width=2), pf.TableSoftmax(4, 4)
     with pytest.raises(pf.UserError, match="diverged between rounds 0 and 1: lower alpha or beta"):
         pf.simulate(fleet, policy, pf.FedAvgPG(1.0, 1e38, m=2), rounds=1, seeds=1, baseline="none")

@@ -97,7 +97,10 @@ def by_agent(f: Callable[..., Any], each: tuple, chunk: int | None) -> Any:
         return [x for x in seen["leaves"] if jnp.size(x)]
 
     made = iter(jax.lax.map(filled, each, batch_size=chunk))
-    empty = lambda x: jnp.zeros((agents, *jnp.shape(x)), jnp.result_type(x))  # noqa: E731
+
+    def empty(x: Any) -> Array:
+        return jnp.zeros((agents, *jnp.shape(x)), jnp.result_type(x))
+
     return jax.tree.unflatten(seen["structure"], [next(made) if jnp.size(x) else empty(x) for x in seen["leaves"]])
 
 

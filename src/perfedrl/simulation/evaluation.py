@@ -1,4 +1,4 @@
-"""What an agent's parameters are worth to it: exactly, by Monte Carlo, or on examples."""
+"""Evaluations: measure an agent's parameters exactly, by Monte Carlo, or on test examples."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -21,62 +21,66 @@ from perfedrl.rollout import check_episodes, outline, sampler
 from perfedrl.types import Array, Params, Trajectory
 
 Outcomes = dict[str, Float[Array, ""]]
-"""Means over episodes by name; "return" is always there."""
+"""Means over episodes by name; "return" is always one of them."""
 
 MOST_EPISODES = 10_000_000
 
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """What an agent's parameters are worth to it. A pytree, like all that enters a compiled program."""
+    """The interface of evaluations; an evaluation is a pytree, since it is an argument of compiled functions."""
 
     trajectories: int
-    """Those that an agent adapts with before it is measured."""
+    """The number of trajectories that an agent adapts with before it is measured."""
     few_shot: tuple[int, ...]
     """Numbers of trajectories to personalize with when the run is finished."""
     repeats: int
-    """How often each."""
+    """The number of personalizations for each entry of `few_shot`."""
     rollouts: int
-    """Episodes to keep of each agent that was personalized."""
+    """The number of episodes to save for each personalized agent."""
     float64: bool
+    """Whether agents are measured in double precision."""
 
     def objective(self, task: Any) -> Objective:
-        """What an agent adapts on."""
+        """The objective that an agent adapts on."""
         ...
 
     def decisions(self, task: Any) -> int:
-        """How many decisions it takes to measure an agent."""
+        """The number of decisions that are sampled to measure an agent."""
         ...
 
-    def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes: ...
+    def outcomes(self, task: Any, params: Params, key: PRNGKeyArray) -> Outcomes:
+        """Measure parameters on a task."""
+        ...
 
     def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
-        """Draw m episodes, to keep."""
+        """Draw m episodes to save."""
         ...
 
 
 def check_budgets(trajectories: int, few_shot: Sequence[int], rollouts: int = 0, **counts: int) -> None:
-    """Refuse numbers of trajectories and episodes that are none, and budgets that do not rise."""
+    """Check that counts are in range and that the budgets in `few_shot` increase."""
     for name, count in [("trajectories", trajectories), ("rollouts", rollouts), *(("few_shot", m) for m in few_shot)]:
         if not 0 <= count <= MOST_EPISODES:
-            raise UserError(f"evaluation: {name} must be from 0 to {MOST_EPISODES}; it is {count}")
+            raise UserError(f"evaluation: {name} must be from 0 to {MOST_EPISODES}, got {count}")
     for name, count in counts.items():
         if not 1 <= count <= MOST_EPISODES:
-            raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}; it is {count}")
+            raise UserError(f"evaluation: {name} must be from 1 to {MOST_EPISODES}, got {count}")
     if list(few_shot) != sorted(set(few_shot)):
-        raise UserError(f"evaluation: few_shot must be a rising list; it is {list(few_shot)}")
+        raise UserError(f"evaluation: few_shot must be an increasing list, got {list(few_shot)}")
 
 
 class DynamicProgramming(eqx.Module):
-    """Exact returns in float64, after adaptation by the exact gradient: the paper's measure for tabular agents.
+    """Exact returns in float64, before and after adaptation by the exact gradient, as in the paper for tabular agents.
 
-    Of linear-quadratic agents minus the infinite-horizon cost, which another recursion gives. With `agent`, adaptation
-    is from trajectories, as an agent's is, and what comes of it still measured exactly.
+    The return of a linear-quadratic agent is minus its infinite-horizon cost, computed by its own recursion. With
+    `agent`, adaptation uses sampled trajectories, as at deployment; the result is still measured exactly.
     """
 
     policy: Any
     agent: Sampled | None = None
-    # Exact gradients take no trajectories; an algorithm of several steps may share out as many as it likes.
+    # Exact gradients use no trajectories; the number must only be large enough for an algorithm that adapts in several
+    # steps and divides it among them.
     trajectories: int = eqx.field(static=True, default=1_000_000)
     few_shot: tuple[int, ...] = eqx.field(static=True, default=(), converter=tuple)
     repeats: int = eqx.field(static=True, default=1)
@@ -101,9 +105,9 @@ class DynamicProgramming(eqx.Module):
 
 
 class MonteCarlo(eqx.Module):
-    """Means over fresh episodes, after adaptation from fresh trajectories by the estimators of `agent`.
+    """Means over fresh episodes, before and after adaptation from fresh trajectories by the estimators of `agent`.
 
-    Where agents have examples instead, over all that they keep for a test: no adaptation draws from those.
+    For agents with examples instead of episodes: means over all of their test examples, which adaptation never uses.
     """
 
     agent: Sampled
@@ -118,7 +122,7 @@ class MonteCarlo(eqx.Module):
     def __check_init__(self) -> None:
         check_budgets(self.trajectories, self.few_shot, self.rollouts, episodes=self.episodes, repeats=self.repeats)
         if self.rollouts and not self.few_shot:
-            raise UserError("evaluation: rollouts are kept of the budgets in few_shot, and there are none")
+            raise UserError("evaluation: rollouts are saved for the budgets in few_shot, which is empty; set few_shot")
 
     def objective(self, task: Any) -> Objective:
         return self.agent(task)
@@ -139,24 +143,23 @@ class MonteCarlo(eqx.Module):
 
 
 def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
-    """The return of every episode, and what else the task says of it."""
+    """The return of every episode, and the task's other outcomes."""
     return {"return": reward_to_go(episodes, task.discount)[:, 0], **jax.vmap(task.outcomes)(episodes)}
 
 
 def check_fit(task: Any, policy: Policy) -> Any:
-    """Refuse a policy that cannot play a task; return the shapes of an episode, or of outcomes of examples."""
-    taken, needed = declared_actions(policy), declared_actions(task)
-    if taken and needed and taken != needed:
-        raise UserError(f"the policy does not fit the fleet: it has {taken}, the agents have {needed}")
-    one = lambda x: x[0, 0]  # noqa: E731
+    """Reject a policy that does not fit a task; return the shapes of an episode, or of outcomes of examples."""
+    of_policy, of_task = declared_actions(policy), declared_actions(task)
+    if of_policy and of_task and of_policy != of_task:
+        raise UserError(f"the policy does not fit the fleet: it has {of_policy}, the agents have {of_task}")
 
     def sample(key: PRNGKeyArray) -> Any:
         params = policy.init(key)
         if isinstance(task, DataTask):
             return example_outcomes(policy, params, task.test)
-        played = outline(task, policy).sample(params, key, 1)
-        policy.log_prob(params, *jax.tree.map(one, (played.obs, played.action)))
-        return played
+        episodes = outline(task, policy).sample(params, key, 1)
+        policy.log_prob(params, *jax.tree.map(lambda x: x[0, 0], (episodes.obs, episodes.action)))
+        return episodes
 
     try:
         return jax.eval_shape(sample, jax.random.key(0))
@@ -165,13 +168,13 @@ def check_fit(task: Any, policy: Policy) -> Any:
 
 
 def declared_actions(x: Any) -> dict[str, Any]:
-    """What a task or a policy declares of its actions: their number, or the length of a vector."""
+    """The number of actions, or the length of an action vector, where a task or a policy declares it."""
     sizes = {"actions": x.actions, "action_size": x.action_size}
     return {name: size for name, size in sizes.items() if size is not None}
 
 
 def check_estimates(fleet: Fleet, agent: Sampled, m: int) -> None:
-    """Refuse estimators that cannot work with the policy, or with curvature batches of m; nothing is sampled."""
+    """Reject estimators that do not work with the policy or with curvature batches of m, without sampling."""
     check_fit(fleet.task(0), agent.policy)
     objective, key = agent.outline(fleet.task(0)), jax.random.key(0)
     theta = jax.eval_shape(agent.policy.init, key)
@@ -185,14 +188,17 @@ def exact(
     few_shot: Sequence[int] = (),
     repeats: int = 1,
 ) -> DynamicProgramming:
-    """Exact returns, for agents with finitely many states, and costs of linear-quadratic ones under linear feedback.
+    """Exact returns of agents with finitely many states, and of linear-quadratic agents under linear feedback.
 
-    Agents adapt by exact gradients, or, where `trajectories` says from how many, from sampled ones. Then the held-out
-    agents of a finished run are also personalized from each number in `few_shot`, `repeats` times each.
+    Agents adapt by exact gradients, or from `trajectories` sampled trajectories if that is set. In the second case
+    held-out agents of a finished run are also personalized from each number of trajectories in `few_shot`, `repeats`
+    times each.
     """
     policy = agent.policy
     if trajectories is None and few_shot:
-        raise UserError("evaluation: few_shot needs trajectories = ..., from which agents adapt; exact steps take none")
+        raise UserError(
+            "evaluation: few_shot needs sampled adaptation, and exact steps use no trajectories; set trajectories = ..."
+        )
     sampled = () if trajectories is None else (agent, trajectories, tuple(few_shot), repeats)
     if is_lqr(fleet, policy):
         check_start(fleet, policy)
@@ -214,36 +220,39 @@ def monte_carlo(
     repeats: int = 1,
     rollouts: int = 0,
 ) -> MonteCarlo:
-    """Means over fresh episodes, after adaptation from `trajectories` trajectories.
+    """Means over fresh episodes, before and after adaptation from `trajectories` trajectories.
 
-    When a run is finished its held-out agents are also personalized from each number of trajectories in `few_shot`,
-    `repeats` times each; of the last time `rollouts` episodes are kept.
+    Held-out agents of a finished run are also personalized from each number of trajectories in `few_shot`, `repeats`
+    times each; `rollouts` episodes of the last repeat are saved.
     """
     check_episodes(fleet.train)
-    played = check_fit(fleet.task(0), agent.policy)
-    if rollouts and not isinstance(played.obs, jax.ShapeDtypeStruct):
-        raise UserError("evaluation: rollouts are kept of observations that are one array, and these are not")
+    episodes_shape = check_fit(fleet.task(0), agent.policy)
+    if rollouts and not isinstance(episodes_shape.obs, jax.ShapeDtypeStruct):
+        raise UserError("evaluation: rollouts need observations that are one array, and these are not; leave them out")
     return MonteCarlo(agent, trajectories, episodes, tuple(few_shot), repeats, rollouts)
 
 
 def on_examples(
     fleet: Fleet, agent: Sampled, examples: int = 100, few_shot: Sequence[int] = (), repeats: int = 1
 ) -> MonteCarlo:
-    """Means over each agent's test examples, after adaptation from `examples` of the others.
+    """Means over each agent's test examples, before and after adaptation from `examples` training examples.
 
-    "return" is the mean log-likelihood of the labels. `few_shot` are numbers of examples to personalize from when a
-    run is finished, `repeats` times each.
+    "return" is the mean log-likelihood of the labels. `few_shot` lists numbers of examples from which agents are
+    personalized when a run is finished, `repeats` times each.
     """
     if not isinstance(fleet.train, DataTask):
-        raise UserError("the evaluation 'examples' is for agents that have examples; these play: 'monte-carlo'")
+        raise UserError(
+            "the evaluation 'examples' needs agents with examples, and these play episodes; use 'monte-carlo'"
+        )
     check_fit(fleet.task(0), agent.policy)
     return MonteCarlo(agent, examples, fleet.train.test.labels.shape[1], tuple(few_shot), repeats)
 
 
 def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
-    """Exact where agents have finitely many states or are linear-quadratic, on test examples where they have such.
+    """The evaluation that fits the fleet, with its defaults.
 
-    Monte Carlo with its defaults elsewhere.
+    Exact for agents with finitely many states and for linear-quadratic agents, on test examples for agents with
+    examples, and by Monte Carlo for all others.
     """
     if isinstance(fleet.train, DataTask):
         return on_examples(fleet, agent)

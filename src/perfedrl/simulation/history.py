@@ -1,4 +1,4 @@
-"""What one run measured, on labelled axes, with what it cost."""
+"""The measurements and costs of a run, as arrays with labelled axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,11 +12,11 @@ OUTCOMES = "outcomes."
 
 @dataclass(frozen=True)
 class History:
-    """Returns of every agent at every evaluated round, axes [seed, evaluation, agent], and the cost up to there.
+    """Returns of every agent at every evaluated round, axes [seed, evaluation, agent], and the cost up to that round.
 
     `before` is J_i of the shared initialization, `after` that of the agent's personalized policy; the cost is
-    cumulative and per agent: trajectories sampled, bytes received and sent. `outcomes` holds what else the tasks say
-    of an episode, on the same axes and named after the return beside it: "after.success", say.
+    cumulative and per agent: trajectories sampled, bytes received and sent. `outcomes` holds the tasks' other outcomes
+    on the same axes, with the name of the return as a prefix, for example "after.success".
     """
 
     seeds: Int[np.ndarray, " seed"]
@@ -30,34 +30,33 @@ class History:
     outcomes: Mapping[str, Float[np.ndarray, "seed evaluation _"]] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything as plain arrays by name; the outcomes' names get a prefix."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "outcomes"}
-        return plain | {OUTCOMES + name: x for name, x in self.outcomes.items()}
+        """All arrays by name; names of outcomes get a prefix."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "outcomes"}
+        return own | {OUTCOMES + name: x for name, x in self.outcomes.items()}
 
     @staticmethod
     def of(arrays: Mapping[str, np.ndarray]) -> "History":
-        """The history that `arrays` came from; a KeyError names what is missing."""
-        plain = {f.name: arrays[f.name] for f in fields(History) if f.name != "outcomes"}
-        return History(**plain, outcomes=_outcomes(arrays))
+        """Make a history from the result of `arrays`; a KeyError names a missing array."""
+        own = {f.name: arrays[f.name] for f in fields(History) if f.name != "outcomes"}
+        return History(**own, outcomes=_outcomes(arrays))
 
-    def select(self, lanes: slice) -> "History":
-        """The history of some of the seeds."""
-        picked = {name: x[lanes] if _per_seed(name) else x for name, x in self.arrays().items()}
-        return History.of(picked)
+    def select(self, replicas: slice) -> "History":
+        """The history of some of the replicas, that is, of some of the seeds."""
+        return History.of({name: x[replicas] if _per_seed(name) else x for name, x in self.arrays().items()})
 
     def extend(self, later: "History") -> "History":
         """Return this history followed by a later part of the same run."""
-        more = later.arrays()
+        added = later.arrays()
         return History.of(
             {
-                name: x if name == "seeds" else np.concatenate([x, more[name]], axis=int(_per_seed(name)))
+                name: x if name == "seeds" else np.concatenate([x, added[name]], axis=int(_per_seed(name)))
                 for name, x in self.arrays().items()
             }
         )
 
     @staticmethod
     def join(parts: Sequence["History"]) -> "History":
-        """Histories of different seeds over the same rounds, side by side."""
+        """Join histories of different seeds over the same rounds."""
         arrays = [part.arrays() for part in parts]
         return History.of(
             {name: np.concatenate([a[name] for a in arrays]) if _per_seed(name) else x for name, x in arrays[0].items()}
@@ -66,11 +65,11 @@ class History:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the finished initialization is worth to the agents it is for, by the trajectories they personalize with.
+    """Outcomes of agents that personalize the finished initialization, for several budgets of trajectories.
 
-    These are the held-out agents, or the training agents where none are held out. `outcomes` ("return", and what else
-    the tasks say) are means over episodes; `rollouts` are some episodes, as observations, if any were asked for. A
-    saved run keeps those of its first seed.
+    The agents are the held-out ones, or the training agents of a fleet without held-out agents. `outcomes` ("return"
+    and the tasks' other outcomes) are means over episodes; `rollouts` are the observations of some episodes, if the
+    evaluation asks for any. A saved run has the rollouts of its first seed only.
     """
 
     budgets: Int[np.ndarray, " budget"]
@@ -78,30 +77,32 @@ class Deployment:
     rollouts: Shaped[np.ndarray, "shown budget agent episode ..."]
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything as plain arrays by name."""
+        """All arrays by name; names of outcomes get a prefix."""
         return {"budgets": self.budgets, "rollouts": self.rollouts} | {
             OUTCOMES + name: x for name, x in self.outcomes.items()
         }
 
     @staticmethod
     def of(arrays: Mapping[str, np.ndarray]) -> "Deployment":
-        """The deployment that `arrays` came from; a KeyError names what is missing."""
+        """Make a deployment from the result of `arrays`; a KeyError names a missing array."""
         return Deployment(arrays["budgets"], _outcomes(arrays), arrays["rollouts"])
 
-    def select(self, lanes: slice) -> "Deployment":
-        """The deployment of some of the seeds, with the rollouts of the first of them."""
-        outcomes = {name: x[lanes] for name, x in self.outcomes.items()}
-        return replace(self, outcomes=outcomes, rollouts=self.rollouts[lanes][:1])
+    def select(self, replicas: slice) -> "Deployment":
+        """The deployment of some of the replicas, with the rollouts of the first of them."""
+        outcomes = {name: x[replicas] for name, x in self.outcomes.items()}
+        return replace(self, outcomes=outcomes, rollouts=self.rollouts[replicas][:1])
 
     def at(self, outcome: str, budget: int) -> Float[np.ndarray, " seed"]:
-        """An outcome at one budget, the mean over agents, seed by seed."""
-        (where,) = np.flatnonzero(self.budgets == budget)
-        return self.outcomes[outcome][:, where].mean(axis=-1)
+        """The mean over agents of an outcome at one budget, for every seed."""
+        (index,) = np.flatnonzero(self.budgets == budget)
+        return self.outcomes[outcome][:, index].mean(axis=-1)
 
 
 def _per_seed(name: str) -> bool:
+    """Whether the first axis of an array is the seed axis."""
     return name.partition(".")[0] in SEED_AXIS
 
 
 def _outcomes(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outcomes among the arrays, without the prefix of their names."""
     return {name.removeprefix(OUTCOMES): arrays[name] for name in arrays if name.startswith(OUTCOMES)}

@@ -1,6 +1,6 @@
-"""How a run is measured: every agent before and after its adaptation, by budget, and step by step."""
+"""Measurements of one agent: before and after adaptation, for several budgets, and after each adaptation step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,23 +20,27 @@ from perfedrl.types import Array, Params
 def before_and_after(
     evaluation: Evaluation, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
 ) -> dict[str, Outcomes]:
-    """One agent's outcomes under the shared parameters, with what is its own of them, and after adaptation.
+    """One agent's outcomes before and after adaptation.
 
-    Both are measured with the same uniforms, so that what adaptation gains is less noisy than either.
+    Before adaptation the agent uses the shared parameters together with its personal ones, if the algorithm has any.
+    Both measurements use the same uniforms, so that their difference is less noisy than either.
     """
     adaptation, episodes = jax.random.split(key)
     own = algorithm.personalize(message, client, evaluation.objective(task), adaptation, evaluation.trajectories)
-    measure = lambda params: evaluation.outcomes(task, params, episodes)  # noqa: E731
-    return {"before": measure(algorithm.shared(algorithm.with_personal_part(message, client))), "after": measure(own)}
+    start = algorithm.shared(algorithm.with_personal_part(message, client))
+    return {
+        "before": evaluation.outcomes(task, start, episodes),
+        "after": evaluation.outcomes(task, own, episodes),
+    }
 
 
 def deploy(
     evaluation: Evaluation, algorithm: Algorithm, message: PyTree, client: PyTree, task: Any, key: PRNGKeyArray
 ) -> tuple[dict[str, Float[Array, " budget"]], Any]:
-    """One agent's outcomes after personalization from each budget, and some episodes' observations.
+    """One agent's outcomes after personalization from each budget of trajectories, and observations of some episodes.
 
     Every personalization has its own trajectories and is measured over its own episodes; outcomes are means over the
-    repeats. The episodes that are kept start alike in every budget.
+    repeats. The saved episodes use the same random numbers for every budget.
     """
     budgets, shown = jax.random.split(key)
     objective = evaluation.objective(task)
@@ -49,14 +53,15 @@ def deploy(
     outcomes, rollouts = [], []
     for m in evaluation.few_shot:
         keys = jax.random.split(jax.random.fold_in(budgets, m), evaluation.repeats)
-        # One after the other: side by side they would need the memory of all.
-        measured, own = jax.lax.map(partial(once, m), keys) if objective.traceable else stacked(partial(once, m), keys)
+        # One after the other, to need the memory of a single repeat.
+        measured, own = (
+            jax.lax.map(partial(once, m), keys) if objective.traceable else map_in_python(partial(once, m), keys)
+        )
         outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
         if evaluation.rollouts:
             last = jax.tree.map(lambda x: x[-1], own)
             rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
-    stack = lambda *xs: jnp.stack(xs)  # noqa: E731
-    return jax.tree.map(stack, *outcomes), jax.tree.map(stack, *rollouts) if rollouts else None
+    return stack_trees(outcomes), stack_trees(rollouts) if rollouts else None
 
 
 def step_by_step(
@@ -70,16 +75,17 @@ def step_by_step(
     task: Any,
     key: PRNGKeyArray,
 ) -> dict[str, Float[Array, " steps"]]:
-    """One agent's outcomes before adaptation and after each of some policy-gradient steps from m trajectories each.
+    """One agent's outcomes before adaptation and after each of `steps` policy-gradient steps from m trajectories each.
 
-    All are measured over the same episodes, which no step learns from. Steps are as long as at deployment, or alpha.
+    All are measured over the same episodes, which no step uses. The step size is `alpha`, or by default the
+    algorithm's step size at deployment.
     """
     objective, (adaptation, episodes) = evaluation.objective(task), jax.random.split(key)
     theta = algorithm.shared(algorithm.with_personal_part(message, client))
-    by = deployed_step_size(algorithm, message) if alpha is None else alpha
+    step_size = deployed_step_size(algorithm, message) if alpha is None else alpha
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
-        theta = adapt(objective, theta, by, key, m)
+        theta = adapt(objective, theta, step_size, key, m)
         return theta, evaluation.outcomes(task, theta, episodes)
 
     _, after = iterate(objective, step, theta, jax.random.split(adaptation, steps))
@@ -90,10 +96,15 @@ def deployed_step_size(algorithm: Algorithm, message: PyTree) -> Any:
     """Step size that agents personalize with; raise `UserError` if the algorithm has none."""
     alpha = algorithm.deployment_step_size(message)
     if alpha is None:
-        raise UserError(f"{type(algorithm).__name__} has no adaptation step size alpha: say which to adapt with")
+        raise UserError(f"{type(algorithm).__name__} has no adaptation step size; set alpha")
     return alpha
 
 
-def stacked(f: Callable[[Any], Any], xs: Any) -> Any:
-    """`jax.lax.map` for what JAX cannot trace."""
+def stack_trees(trees: Sequence[PyTree]) -> PyTree:
+    """Stack the leaves of several pytrees along a new first axis."""
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+
+
+def map_in_python(f: Callable[[Any], Any], xs: Any) -> Any:
+    """Like `jax.lax.map`, for functions that JAX cannot trace."""
     return jax.tree.map(lambda *ys: np.stack(ys), *(f(x) for x in xs))

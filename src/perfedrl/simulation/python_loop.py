@@ -1,7 +1,7 @@
-"""The Python loop: rounds and measurements of agents that JAX cannot trace, one after the other.
+"""The Python loop: rounds and measurements of agents that JAX cannot trace, one agent after the other.
 
-Keys are those of the compiled loop, so an agent's work is a function of (seed, agent, round) here too. An agent whose
-environment fails is left out of the round, and its measurements are NaN.
+Random keys are derived as in the compiled loop, from (seed, agent, round). An agent whose environment fails is left
+out of the round, and its measurements are NaN.
 """
 
 import logging
@@ -34,13 +34,13 @@ def advance(
     participants: int | None = None,
 ) -> FleetState:
     """Advance all replicas by `rounds` rounds from round `first`, one replica and one agent after the other."""
-    everybody = range(len(tasks))
     agents, weights = [agent(task) for task in tasks], np.ones(len(tasks)) if weights is None else weights
     done = []
     for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
         replica = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), state)
         for k in range(first, first + rounds):
-            who = everybody if participants is None else draw_participants(seed, k, len(tasks), participants).tolist()
+            count = len(tasks)
+            who = range(count) if participants is None else draw_participants(seed, k, count, participants).tolist()
             replica = play_round(algorithm, replica, agents, seed, k, weights, who)
         done.append(replica)
     return jax.tree.map(lambda *xs: np.stack(xs), *done)
@@ -55,8 +55,8 @@ def play_round(
     weights: Float[np.ndarray, " n"],
     who: Sequence[int],
 ) -> FleetState:
-    """Run one communication round of one replica, in which the agents `who` take part."""
-    uploads, took_part, clients = [], [], []
+    """Run one communication round of one replica; the agents `who` participate."""
+    uploads, participants, clients = [], [], []
     for i, agent in enumerate(agents):
         client = jax.tree.map(lambda x, i=i: x[i], state.clients)
         if i not in who:
@@ -70,12 +70,12 @@ def play_round(
             failed = error
         else:
             uploads.append(upload)
-            took_part.append(i)
+            participants.append(i)
         clients.append(client)
     if len(uploads) < algorithm.least_agents:
         raise UserError(f"round {round_} has too few agents left to go on; {failed}")
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
-    server = algorithm.server(state.server, stacked, jnp.asarray(weights[took_part], float))
+    server = algorithm.server(state.server, stacked, jnp.asarray(weights[participants], float))
     return FleetState(server, jax.tree.map(lambda *xs: jnp.stack(xs), *clients))
 
 
@@ -109,9 +109,12 @@ def measure(
 
 def stack_measurements(rows: list[list[Any]]) -> Any:
     """Stack measurements into arrays [replica, agent, ...], with NaN for those that failed."""
-    there = next((x for row in rows for x in row if x is not None), None)
-    if there is None:
+    example = next((x for row in rows for x in row if x is not None), None)
+    if example is None:
         raise UserError("no agent of the fleet can be measured: every environment failed")
-    missing = jax.tree.map(lambda x: np.full_like(np.asarray(x, float), np.nan), there)
-    side_by_side = lambda trees: jax.tree.map(lambda *xs: np.stack(xs), *trees)  # noqa: E731
-    return side_by_side([side_by_side([missing if x is None else x for x in row]) for row in rows])
+    missing = jax.tree.map(lambda x: np.full_like(np.asarray(x, float), np.nan), example)
+
+    def stack(trees: list[Any]) -> Any:
+        return jax.tree.map(lambda *xs: np.stack(xs), *trees)
+
+    return stack([stack([missing if x is None else x for x in row]) for row in rows])
