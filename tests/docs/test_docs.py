@@ -33,7 +33,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
-@pytest.mark.parametrize("page", ["normalization", "algorithms/per-fedavg"])
+@pytest.mark.parametrize("page", ["configs", "normalization", "algorithms/per-fedavg"])
 def test_examples_of_other_pages_run(page, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
