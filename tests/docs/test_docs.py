@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from names_of_tests import TESTS
 
+from perfedrl.algorithms.composition import ORDER
 from perfedrl.cli import federation
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +101,11 @@ def test_the_architecture_page_names_every_module_and_no_other():
         path for path in source.rglob("[!_]*.py") if path.parts[-3] != "studies" or path.name not in OF_EVERY_STUDY
     }
     assert not (packages | {path.relative_to(source).as_posix() for path in modules}) - named
+
+
+def test_the_architecture_page_has_the_order_of_wrappers():
+    order = " -> ".join(["algorithm", *(wrapper.__name__ for wrapper in ORDER)])
+    assert f"\n{order}\n" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 def test_classes_and_registries_that_contributing_names_exist():
