@@ -18,6 +18,7 @@ import tomli_w
 from contract_members import public_members
 
 from perfedrl.algorithms import Algorithm
+from perfedrl.envs import BaseTask
 from perfedrl.federation.agent.config import load_agent_config, read_plan
 from perfedrl.report.episode_strip import can_draw
 
@@ -143,9 +144,15 @@ def test_a_newcomer_with_gymnasium_gets_a_personal_policy(page):
 
 
 def test_paths_are_drawn_of_agents_that_say_how_large_their_world_is():
+    class WithGoal(BaseTask):
+        goal = np.zeros(2)
+
+    class WithGoalInABox(WithGoal):
+        box = 1.0
+
     path = SimpleNamespace(obs=np.zeros((5, 2)))
-    assert can_draw(SimpleNamespace(goal=np.zeros(2), box=1.0), path)
-    assert not can_draw(SimpleNamespace(goal=np.zeros(2)), path)
+    assert can_draw(WithGoalInABox(), path)
+    assert not can_draw(WithGoal(), path)
 
 
 def test_the_fleet_of_the_federation_page_can_train_its_config(tmp_path):
