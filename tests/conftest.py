@@ -30,13 +30,18 @@ def prepare_environment() -> None:
 
 prepare_environment()
 
-# Few and fixed examples: each may compile, and a test must fail for the same reason twice.
-hypothesis.settings.register_profile("perfedrl", deadline=None, max_examples=20, derandomize=True)
-hypothesis.settings.load_profile("perfedrl")
-
 
 def pytest_configure(config):
-    """Import the package with run-time checks, except in a process that only hands out tests to its workers."""
+    """Choose how much is tried, and import the package with run-time checks.
+
+    A process that only hands out tests to its workers imports nothing.
+    """
+    tries_all = "not slow" not in config.getoption("markexpr")
+    os.environ["PERFEDRL_TEST_TIER"] = "all" if tries_all else "fast"
+    # Few and fixed examples: each may compile, and a test must fail for the same reason twice.
+    few = {"deadline": None, "max_examples": 20 if tries_all else 5, "derandomize": True}
+    hypothesis.settings.register_profile("perfedrl", **few)
+    hypothesis.settings.load_profile("perfedrl")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         import_with_checks()
         # Not by name: pytest takes "fixtures" for a plugin of its own.

@@ -295,6 +295,7 @@ def test_a_config_names_an_aggregation_and_one_without_keeps_its_digest(tmp_path
         assert pf.load_config(path) == config
 
 
+@pytest.mark.slow
 def test_a_run_trains_with_its_weights(tmp_path):
     quick = {**BASE, "rounds": 1, "algorithm": {"name": "fedavg-pg", "alpha": 1.0, "beta": 0.1, "m": 2}}
     config = make_config({**quick, "aggregation": {"name": "mean", "weights": [1, 2.5, 3, 1]}})

@@ -120,23 +120,14 @@ NEVER_LOCAL = {
 }
 
 
-TRACED = ("test_every_registered_algorithm_keeps_the_interface", "test_without_noise_everything_is_in_double_precision")
-"""Properties that compile nothing: `make test` checks them for all cases."""
-FAST = {
-    "test_the_simulator_is_the_agent_by_agent_loop": ("per-fedavg-pg", "fast-fedpg", "shared-representation"),
-    "test_a_run_in_pieces_has_the_bits_of_one_in_one_piece": ("per-fedavg-pg", "fast-fedpg"),
-    "test_a_seed_has_the_same_bits_alone_and_beside_others": ("per-fedavg-pg",),
-}
-FAST_ELSEWHERE = ("per-fedavg-pg", "fast-fedpg", "shared-representation", "afedpg", "mixing", "sg-mrl", "local-pg")
-FAST_ELSEWHERE += ("per-fedavg-storm", "control variate of rounds, optimizer")
-"""Cases whose agent-by-agent loop `make test` compiles; the others are those of `make test-all`."""
+LOOPED = ("per-fedavg-pg", "fast-fedpg", "shared-representation", "afedpg", "mixing", "sg-mrl", "local-pg")
+LOOPED += ("per-fedavg-storm", "control variate of rounds, optimizer")
+"""Cases whose agent-by-agent loop `make test` compiles."""
 
 
-def pytest_generate_tests(metafunc):
-    """Try every property on every case, most pairs that compile in the slow tier."""
-    if "name" in metafunc.fixturenames and metafunc.definition.get_closest_marker("parametrize") is None:
-        test = metafunc.function.__name__
-        metafunc.parametrize("name", some_slow(CASES, CASES if test in TRACED else FAST.get(test, FAST_ELSEWHERE)))
+def on_cases(*fast):
+    """Try a property on every case, of which `make test` takes these."""
+    return pytest.mark.parametrize("name", some_slow(CASES, fast))
 
 
 @pytest.fixture
@@ -221,11 +212,13 @@ def same(one, two):
     jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
+@on_cases(*CASES)
 def test_every_registered_algorithm_keeps_the_interface(case):
     assert isinstance(case.algorithm, Algorithm)
     assert case.algorithm.trajectories_per_round >= 0
 
 
+@on_cases(*LOOPED)
 def test_messages_states_and_uploads_keep_their_shapes_and_types(name, case):
     """As a compiled loop needs it, in single precision."""
     params, (rounds, state, states) = case.policy.init(start_key()), looped(name)
@@ -239,6 +232,7 @@ def test_messages_states_and_uploads_keep_their_shapes_and_types(name, case):
         assert kinds(jax.eval_shape(deploy, jax.random.key(0))) == kinds(params)
 
 
+@on_cases(*CASES)
 def test_without_noise_everything_is_in_double_precision(case):
     """But for those that look into trajectories, which agents without noise have not."""
     with jax.enable_x64(True):
@@ -264,22 +258,26 @@ def precisions(tree):
     return {x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)}
 
 
+@on_cases("per-fedavg-pg", "fast-fedpg", "shared-representation")
 def test_the_simulator_is_the_agent_by_agent_loop(name):
     fleet, (_, state, states) = simulated(name), looped(name)
     close(jax.tree.map(lambda x: x[1], fleet.server), state)
     close(jax.tree.map(lambda x: x[1], fleet.clients), stacked(states))
 
 
+@on_cases("per-fedavg-pg", "fast-fedpg", "attacked")
 def test_a_run_in_pieces_has_the_bits_of_one_in_one_piece(name, case):
     same(advanced(case, 1, ROUNDS - 1, seeds=(5, SEED)), simulated(name))
 
 
+@on_cases("per-fedavg-pg")
 def test_a_seed_has_the_same_bits_alone_and_beside_others(name, case, untyped):
     """Variants, to save programs, beside another one and in another place."""
     run = advanced(case, ROUNDS, seeds=(SEED,) if name in set(ALGORITHMS) else (SEED, 7))
     same(jax.tree.map(lambda x: x[0], run), jax.tree.map(lambda x: x[1], simulated(name)))
 
 
+@on_cases(*LOOPED)
 def test_the_server_does_not_care_about_the_order_of_agents(name, case):
     if name in UNORDERED:
         pytest.skip(UNORDERED[name])
@@ -292,6 +290,7 @@ def test_the_server_does_not_care_about_the_order_of_agents(name, case):
         close(forth, back)
 
 
+@on_cases(*LOOPED)
 def test_nothing_personal_is_in_the_bytes_of_an_upload(name, case):
     """Not a pair of neighbouring numbers of what an agent keeps: neither of what it had nor of what it has then.
 

@@ -91,6 +91,7 @@ def test_an_attack_breaks_the_mean_and_not_the_median():
     np.testing.assert_allclose(robust, clean, atol=1e-9, err_msg="the others all send the same")
 
 
+@pytest.mark.slow
 def test_an_attacked_run_goes_on_where_it_stopped_to_the_same_bits(tmp_path):
     config = make_config(changed(attack={"name": "random", "agents": 1}, aggregation="median"))
     whole = train(config, tmp_path / "whole")

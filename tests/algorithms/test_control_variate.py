@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, ControlVariate, FedOpt, Personal, Private, StormPG
@@ -40,7 +41,7 @@ def after(algorithm, rounds, exact=True, fleet=FLEET, seed=0, **how):
     return jax.tree.map(lambda x: x[0], simulation.advance(simulation.start(), 0, rounds))
 
 
-@pytest.mark.parametrize("memory", [0.3, 1.0])
+@pytest.mark.parametrize("memory", some_slow([0.3, 1.0], [0.3]))
 @pytest.mark.parametrize(("mode", "inner"), [("round", MANY), ("step", ONE)])
 def test_with_full_participation_it_is_the_inner_algorithm(mode, inner, memory):
     """By rounds at any number of local steps; by steps at one, since between steps it corrects drift."""
@@ -51,6 +52,7 @@ def test_with_full_participation_it_is_the_inner_algorithm(mode, inner, memory):
     np.testing.assert_allclose(shared, plain.server.message, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_sampled_rounds_with_full_participation_are_the_inner_ones_up_to_rounding():
     plain, controlled = after(MANY, 5, exact=False), after(ControlVariate(MANY, "round", N), 5, exact=False)
     np.testing.assert_allclose(controlled.server.message, plain.server.message, atol=1e-6)

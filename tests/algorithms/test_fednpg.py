@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law, random_mdp
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import FedNPG, Private
@@ -92,7 +93,7 @@ def test_at_the_soft_optimum_no_policy_gains__and_it_is_its_own_softmax():
         exact_soft.soft_optimum(mdp, 0.0)
 
 
-@pytest.mark.parametrize("c", [0.5, 0.2])
+@pytest.mark.parametrize("c", some_slow([0.5, 0.2], [0.5]))
 def test_the_log_policy_converges_geometrically_at_1_minus_c__and_values_at_its_square(c, optimum):
     """Values are flat at the optimum, so their error is the square of the log-policy's; both to 1e-9 and below."""
     thetas = run(GRID, POLICY, FedNPG(0.0, c * (1 - GAMMA) / LAMBDA, LAMBDA), 110 if c < 0.5 else 35)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import FedOpt, Personal, Robust
@@ -34,7 +35,7 @@ def after(algorithm, rounds=4):
     return simulation.advance(simulation.start(), 0, rounds)
 
 
-@pytest.mark.parametrize("inner", [INNER, Robust(INNER, Median())], ids=["mean", "median"])
+@pytest.mark.parametrize("inner", some_slow([INNER, Robust(INNER, Median())], [INNER]), ids=["mean", "median"])
 def test_a_plain_step_of_rate_1_is_the_inner_algorithm_bit_for_bit(inner):
     plain, stepped = after(inner), after(FedOpt(inner, "sgd", 1.0))
     assert np.abs(plain.server.message).max() > 0.01

@@ -126,6 +126,7 @@ def test_without_noise_the_plateau_grows_with_heterogeneity__fedsarsa():
     np.testing.assert_allclose(mean[2:] / mean[1:3], 4, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_with_noise_the_plateau_falls_with_the_root_of_the_number_of_agents__fedsarsa():
     """At 1 and 16 equal agents a quarter remains, within 20 % at these fixed seeds."""
     found = sarsa_agents((1, 16), rounds=300, every=10, seeds=4)

@@ -28,7 +28,9 @@ def shared():
     "algorithm",
     [
         FineTuned(0.7, 0.3, local_steps=2, m=4, fine_tuning_steps=1),
-        Reptile(0.7, 0.3, local_steps=2, m=4, server_step=1.0, adaptation_steps=1),
+        pytest.param(
+            Reptile(0.7, 0.3, local_steps=2, m=4, server_step=1.0, adaptation_steps=1), marks=pytest.mark.slow
+        ),
     ],
     ids=["fine-tuned", "reptile"],
 )

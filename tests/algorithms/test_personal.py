@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, Attacked, Personal, Private, Robust, StormPG, average, privatize
@@ -51,7 +52,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(params=ALGORITHMS)
+@pytest.fixture(params=some_slow(ALGORITHMS, ["exact", "shrink", "scalar"]))
 def inner(request):
     return ALGORITHMS[request.param]
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import PFedMe, PMetaRL
@@ -38,7 +39,7 @@ def one_policy_for_all():
     return simulated(pf.FedAvgPG(0.0, 0.5))
 
 
-@pytest.fixture(params=[PFedMe, PMetaRL])
+@pytest.fixture(params=some_slow([PFedMe, PMetaRL], [PFedMe]))
 def method(request):
     return request.param
 

@@ -12,6 +12,7 @@ from enumeration import index_key, random_mdp
 from names_of_tests import TESTS
 from simulations import simulation_of
 from small_gridworld import FLEET, POLICY, agent
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl import exact
@@ -35,7 +36,7 @@ def make(name, **change):
     return ALGORITHMS[name](**{k: v for k, v in {**SETTINGS, **change}.items() if k in accepted})
 
 
-@pytest.mark.parametrize("name", ONE_STEP)
+@pytest.mark.parametrize("name", some_slow(ONE_STEP, ["afedpg", "fednpg", "per-fedavg-pg"]))
 def test_personalization_is_one_policy_gradient_step__algorithm_1_line_12(name):
     algorithm, theta, key = make(name), jax.random.normal(jax.random.key(3), (9, 4)), jax.random.key(4)
     server, state = algorithm.init(theta)

@@ -102,6 +102,7 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_leaves_nothing(run, tmp_path,
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
+@pytest.mark.slow
 def test_reproduce_writes_claims_and_figures_and_skips_what_is_there(run, tmp_path, monkeypatch):
     code, _, _ = run("reproduce", "e1", "e6", "--seeds", "1", "--json", "claims.json")
     assert code == 0
@@ -130,13 +131,13 @@ def test_ctrl_c_keeps_the_last_evaluation_and_says_how_to_go_on(tmp_path):
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     signal.signal(signal.SIGINT, before)
     partial = tmp_path / "runs" / f"tiny-{make_config(changed(rounds=rounds, evaluate_every=50)).digest}.partial"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (partial / "checkpoint.safetensors").exists():
-        assert time.monotonic() < deadline, "no checkpoint after a minute"
+        assert time.monotonic() < deadline, "no checkpoint after ten minutes"
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=600)
     assert not (partial / "lock").exists()
     assert process.returncode == 130
     assert "after round" in err

@@ -19,6 +19,7 @@ THEORY_PAGE = (ROOT / "docs" / "theory.md").read_text()
 THEORY_COMMANDS = re.findall(r"^perfedrl (theory configs/[^#\n]*?)(?: --json \S+)? *#", THEORY_PAGE, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_readme_examples_run_as_printed(tmp_path):
     code, own = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     done = subprocess.run([sys.executable, "-c", own], cwd=tmp_path, capture_output=True, text=True, timeout=300)
@@ -34,6 +35,7 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["configs", "normalization", "algorithms/per-fedavg"])
 def test_examples_of_other_pages_run(page, tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)

@@ -94,6 +94,7 @@ def follows(folder, config):
     return read_plan(tomli_w.dumps(plan | {"seeds": 1}), agent).name == plan["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["arrays"], indirect=True)
 def test_a_newcomer_with_arrays_gets_a_personal_policy(page):
     rows = [row for row in json.loads((page.folder / "machines.json").read_text()) if row["part"] == "held-out"]
@@ -122,6 +123,7 @@ def test_the_page_of_ones_own_algorithm_lists_every_member_that_has_a_default():
     assert {name for name in optional if f"`{name}" not in section} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["jax"], indirect=True)
 def test_a_newcomer_with_jax_gets_a_personal_policy(page):
     (found,) = json.loads((page.folder / "boats.json").read_text())
@@ -132,6 +134,7 @@ def test_a_newcomer_with_jax_gets_a_personal_policy(page):
     assert follows(page.folder, "boats.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["gymnasium"], indirect=True)
 def test_a_newcomer_with_gymnasium_gets_a_personal_policy(page):
     (found,) = json.loads((page.folder / "thermostat.json").read_text())

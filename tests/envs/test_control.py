@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.envs import ENVS, Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum
@@ -131,7 +132,7 @@ def played(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return (swing // 40 % 2 * 2 if name == "mountain-car" else swing % actions), start
 
 
-@pytest.mark.parametrize("changed", [False, True], ids=["default", "changed"])
+@pytest.mark.parametrize("changed", some_slow([False, True], [True]), ids=["default", "changed"])
 @pytest.mark.parametrize("name", PEERS)
 def test_steps_rewards_and_ends_equal_gymnasiums(name, changed, x64):
     """In double precision, as in Gymnasium: errors of single precision would grow in a chaotic system."""

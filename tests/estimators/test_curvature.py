@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import batch, enumerate_trajectories, law, problems, random_mdp
-from hypothesis import given, settings
+from hypothesis import given
 from jaxprs import sizes
+from tiers import examples, some_slow
 
 import perfedrl as pf
 from perfedrl import exact
@@ -23,6 +24,8 @@ close = {"rtol": 0, "atol": 1e-10}
 MADE = {name: CURVATURES[name]() for name in CURVATURES}
 UNBIASED_FORMS = {name: form for name, form in MADE.items() if form.bias == UNBIASED}
 SAME = ("causal", "loaded-dice", "taming", "taypo")
+WITH_BASELINES = [(name, "leave-one-out") for name in UNBIASED_FORMS]
+WITH_BASELINES += [(name, "ridge") for name in ("score", "dice", "causal")]
 FREE = [name for name in BASELINES if name != "critic"]
 
 
@@ -70,7 +73,7 @@ def weights(policy, theta, t):
 
 @pytest.mark.parametrize(
     ("form", "baseline"),
-    [(name, "leave-one-out") for name in UNBIASED_FORMS] + [(name, "ridge") for name in ("score", "dice", "causal")],
+    some_slow(WITH_BASELINES, [case for case in WITH_BASELINES if case[1] != "ridge"] + [("causal", "ridge")]),
 )
 def test_products_are_unbiased_with_baselines__eq_3(form, baseline):
     """Enumerate pairs of trajectories, the smallest batches in which baselines depend on another trajectory."""
@@ -82,8 +85,8 @@ def test_products_are_unbiased_with_baselines__eq_3(form, baseline):
     np.testing.assert_allclose(mean, np.einsum("abcd,cd->ab", exact.hessian(mdp, theta), v), **close)
 
 
-@pytest.mark.parametrize("form", UNBIASED_FORMS)
-@settings(max_examples=8)
+@pytest.mark.parametrize("form", some_slow(UNBIASED_FORMS, ["score", "causal"]))
+@examples(8)
 @given(problem=problems())
 def test_products_are_unbiased_on_random_problems__eq_3(form, problem):
     mdp, theta, rng = problem

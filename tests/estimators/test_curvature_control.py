@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law, random_mdp
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl import exact
@@ -171,7 +172,7 @@ def test_the_automatic_split_spends_its_budget_and_learns_from_it():
     assert upload.shape == (9, 4)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("steps", some_slow([1, 2, 3], [2]))
 def test_several_steps_are_the_gradient_through_all_of_them(steps, x64):
     """Without noise: autodiff through nu exact adaptation steps, for the parameters and for each step size."""
     mdp, policy, theta = problem()

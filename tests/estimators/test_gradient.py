@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law, problems
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jaxprs import sizes
 from per_trajectory import per_trajectory_gradients, per_trajectory_matrices, per_trajectory_products
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl import exact
@@ -60,7 +61,7 @@ def test_hessian_estimate_is_unbiased__eq_3(problem):
     np.testing.assert_allclose(mean, exact.hessian(mdp, theta).reshape(mean.shape), **close)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(problems())
 def test_matrix_free_product_equals_the_matrix_trajectory_by_trajectory(problem):
     mdp, theta, rng = problem

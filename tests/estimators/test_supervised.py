@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import ALGORITHMS
@@ -53,7 +54,7 @@ def whole(curvature="causal", policy=LOGISTIC, data=None) -> DataObjective:
 
 
 @pytest.mark.parametrize("policy", [LOGISTIC, MLPSoftmax((3, 4, 2))])
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", some_slow([1, 2], [2]))
 def test_the_meta_gradient_of_all_examples_is_that_of_the_objective_after_adaptation(x64, policy, steps):
     data, theta = examples(), policy.init(jax.random.key(3))
 
@@ -146,6 +147,7 @@ def trained(*seeds: int):
     return simulation(*seeds).advance(simulation(*seeds).start(), 0, 4)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_bits_alone_with_others_and_in_pieces():
     both, there = trained(0, 1), simulation(0, 1)
     pieces = there.advance(there.advance(there.start(), 0, 1), 1, 3)

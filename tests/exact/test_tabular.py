@@ -12,8 +12,9 @@ from enumeration import (
     random_mdp,
     value_gradient_hessian,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl import exact
@@ -35,7 +36,7 @@ def test_return_gradient_and_hessian_equal_enumeration__eq_2_and_3(problem):
     np.testing.assert_allclose(exact.hessian(mdp, theta), H, **close)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(problems(), st.sampled_from((0.0, 0.5, 2.0)))
 def test_meta_objective_gradient_and_hessian_equal_enumeration__eq_5_and_6(problem, alpha):
     mdp, theta, rng = problem
@@ -96,7 +97,7 @@ def test_meta_gradient_is_curvature_times_adapted_gradient__eq_6():
     np.testing.assert_allclose(exact.meta_gradient(mdps, theta, alpha), np.mean(chained, axis=0), **close)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(fleets(), st.sampled_from((0.05, 0.7, 2.0)))
 def test_meta_gradient_is_curvature_times_adapted_gradient_on_any_fleet__eq_6(problem, alpha):
     mdps, theta, policy, _ = problem

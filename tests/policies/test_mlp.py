@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 from scipy.stats import norm
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl.estimators import PAPER, Credit, Sampled, log_probs, reward_to_go
@@ -43,7 +44,7 @@ def test_score_gradients_agree_with_finite_differences(network):
         np.testing.assert_allclose(jax.grad(total)(flat), central, rtol=6e-7, atol=6e-7)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(networks)
 def test_the_matrix_free_curvature_product_equals_the_explicit_one(network):
     with jax.enable_x64(True):

@@ -234,6 +234,7 @@ def test_federated_statistics_travel_and_local_ones_stay(runs):
     assert per_round["federated"] - per_round["local"] == 4 * 4, "four moments are received, but not sent"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_local_statistics_ends_with_the_same_bits(runs, tmp_path):
     with pytest.raises(Interrupted):
         train(LOCAL, tmp_path, observers=[StopAt(1)])
@@ -251,6 +252,7 @@ class Played:
         self.sample = jax.jit(lambda *args: RolloutSampler(task, policy).sample(*args), static_argnums=2)
 
 
+@pytest.mark.slow
 def test_the_simulator_equals_a_python_loop_over_agents(runs):
     parts = LOCAL.experiment
     simulation = simulation_of(parts.fleet, parts.policy, [parts.algorithm], LOCAL.seeds, parts.agent)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.estimators import PAPER, Sampled, StepKeys
@@ -25,7 +26,9 @@ def net(params) -> peer.Net:
     return peer.Net(*(np.asarray(x, float) for x in (first["weight"], first["bias"], second["weight"], second["bias"])))
 
 
-@pytest.mark.parametrize(("variant", "m_h"), [("exact", 6), ("exact", 230), ("first-order", 0)])
+@pytest.mark.parametrize(
+    ("variant", "m_h"), some_slow([("exact", 6), ("exact", 230), ("first-order", 0)], [("exact", 6)])
+)
 def test_the_simulator_equals_numpy_given_the_same_uniforms(variant, m_h, x64):
     """A curvature batch of 230 is processed in slices, the last of which is smaller."""
     seed, how = 3, {"alpha": 0.7, "beta": 0.4, "m_in": 5, "m_h": m_h, "m_out": 4}

@@ -130,6 +130,7 @@ def test_a_gymnasium_fleet_trains_from_a_config_and_resumes_bitwise(poles, tmp_p
     assert {"before.score", "held_out_after.score"} <= set(poles.history.outcomes)
 
 
+@pytest.mark.slow
 def test_a_networked_gymnasium_agent_uploads_what_the_simulator_computes(poles):
     config = make_config({**GYM, "seeds": [7]})
     work = Worker(make_agent_config({"fleet": GYM["fleet"]}), 1).training(config.to_toml())

@@ -36,6 +36,24 @@ def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
     return state.server.message
 
 
+@pytest.mark.parametrize("kind", ["tabular", "neural"])
+def test_a_small_run_is_bitwise_the_same_in_pieces_in_chunks_and_alone(kind):
+    """What the slow tests below say of larger fleets and of all variants; the neural curvature batch has two slices."""
+    if kind == "tabular":
+        fleet, policy, algorithm = pf.gridworld(width=2, horizon=3), pf.TableSoftmax(4, 4), ALGORITHMS["first-order"]
+    else:
+        fleet, policy = pf.arc(goals=3, held_out=0, horizon=3), pf.MLPSoftmax((2, 4, 8))
+        algorithm = pf.PerFedAvgPG(1.0, 0.2, 1, 3, 150, 3)
+    run = lambda seeds, **how: final(fleet, policy, algorithm, seeds, **how)  # noqa: E731
+    same = lambda one, two: jax.tree.map(np.testing.assert_array_equal, one, two)  # noqa: E731
+    whole = run([0, 1, 2], cuts=(3,))
+    same(whole, run([0, 1, 2], cuts=(1, 2)))
+    same(jax.tree.map(lambda x: x[[1]], whole), run([1], cuts=(3,)))
+    if kind == "tabular":
+        same(whole, run([0, 1, 2], chunk=2, cuts=(3,)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("fleet", "policy"), [("gridworld", "table"), ("random", "log-linear")])
 def test_the_bits_of_a_seed_do_not_depend_on_pieces_chunks_or_other_seeds(fleet, algorithm, policy):
@@ -56,6 +74,7 @@ def test_the_bits_of_a_seed_do_not_depend_on_pieces_chunks_or_other_seeds(fleet,
         same(whole, run(range(16), chunk=chunk), err_msg=f"chunks of {chunk} agents differ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_bits_of_a_neural_seed_do_not_depend_on_pieces_chunks_or_other_seeds(algorithm):
     """Also where agents run one by one for speed, and where the curvature batch is processed in slices."""

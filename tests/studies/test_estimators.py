@@ -49,6 +49,7 @@ def small():
     )
 
 
+@pytest.mark.slow
 def test_unbiased_forms_show_no_bias_and_the_low_variance_form_shows_its_own(small):
     for row in small.rows:
         found, name = row.error, (row.stage, row.estimator.name)
@@ -61,6 +62,7 @@ def test_unbiased_forms_show_no_bias_and_the_low_variance_form_shows_its_own(sma
             assert found.bias_at_most < 0.1 * found.length**2, name
 
 
+@pytest.mark.slow
 def test_rows_and_recommendations_of_every_stage(small):
     names = [(row.stage, row.estimator.name) for row in small.rows]
     assert len(names) == len(set(names)) == 2 * (5 * 2 + 2)
@@ -232,6 +234,7 @@ def test_unsuitable_forms_are_left_out_and_the_configs_own_are_added():
     assert BASELINES["none"]() == named[1].subtracted
 
 
+@pytest.mark.slow
 def test_the_figure_has_every_estimator_once_and_is_drawn_on_paper_and_in_a_browser(small, tmp_path):
     plot = estimators_figures.comparison(small)
     assert "causal = taypo, leave-one-out" in plot.labels
@@ -258,6 +261,7 @@ def test_numbers_are_rounded_by_their_standard_error():
     assert estimators_tables.short(float("nan")) == estimators_tables.with_error(ValueWithError(np.nan, np.nan)) == "–"
 
 
+@pytest.mark.slow
 def test_tables_notes_and_recommendation_of_a_comparison(small):
     content = estimators_tables.as_content(small)
     assert len(content["rows"]) == len(small.rows)

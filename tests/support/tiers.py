@@ -1,6 +1,22 @@
-"""Parametrize a test so that `make test` runs a part of its cases and `make test-all` runs all of them."""
+"""What `make test` and `make test-all` try: some or all cases of a test, few or many examples of a property."""
+
+import os
 
 import pytest
+from hypothesis import settings
+
+FEW = 5
+"""Examples of a property in `make test`, where each of them may compile."""
+
+
+def runs_slow_tests() -> bool:
+    """Whether this session runs the slow tests too; conftest.py says so before test files are imported."""
+    return os.environ.get("PERFEDRL_TEST_TIER") == "all"
+
+
+def examples(many, fast=FEW):
+    """Try a property on so many examples, in `make test` on fewer."""
+    return settings(max_examples=many if runs_slow_tests() else min(many, fast))
 
 
 def some_slow(cases, fast):

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import batch, enumerate_trajectories, fleets, law, problems
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from per_trajectory import per_trajectory_gradients, per_trajectory_matrices
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl import exact, theory
@@ -129,7 +130,7 @@ def test_gradients_are_no_further_apart_than_they_are_long__remark_1(problem):
     assert apart <= theory.dissimilarity(constants(exact.stacked(mdps), policy)) * slack
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(fleets(), alphas)
 def test_meta_objective_obeys_its_bounds__lemma_2(problem, alpha):
     mdps, theta, policy, rng = problem
@@ -141,7 +142,7 @@ def test_meta_objective_obeys_its_bounds__lemma_2(problem, alpha):
     assert np.linalg.norm(here - there) <= c.L_F * np.linalg.norm(theta - other) * slack
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(problems(), st.floats(0.05, 0.95))
 def test_a_small_meta_gradient_certifies_the_adapted_policy__remark_2(problem, share):
     mdp, theta, _ = problem
@@ -154,7 +155,7 @@ def test_a_small_meta_gradient_certifies_the_adapted_policy__remark_2(problem, s
         assert theory.certificate(c, meta) <= 2 * meta
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(problems(), st.sampled_from((0.05, 1.0)))
 def test_every_realization_of_the_estimate_is_bounded__lemma_3_i(problem, alpha):
     mdp, theta, _ = problem
@@ -171,7 +172,7 @@ def test_every_realization_of_the_estimate_is_bounded__lemma_3_i(problem, alpha)
     assert np.linalg.norm(realizations, axis=-1).max() <= c.G_F * slack
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(fleets(), alphas, st.sampled_from(((1, 1, 1), (2, 1, 3), (1, 4, 1))))
 def test_the_estimate_obeys_its_bounds__lemma_3_prop_1_and_corollary_2(problem, alpha, sizes):
     (mdp, *_), theta, policy, _ = problem
@@ -186,7 +187,7 @@ def test_the_estimate_obeys_its_bounds__lemma_3_prop_1_and_corollary_2(problem, 
         assert m.bias**2 <= m.second_moment <= theory.second_moment(c, *sizes, variant) * slack
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(fleets(), alphas, st.integers(0, 2**31))
 def test_drift_within_a_round_is_bounded__lemma_4(problem, alpha, seed):
     mdps, _, policy, _ = problem
@@ -201,7 +202,7 @@ def test_drift_within_a_round_is_bounded__lemma_4(problem, alpha, seed):
         assert (apart <= bound**2 * (1 + 1e-5)).all()
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(fleets(), alphas)
 def test_small_adaptation_stays_near_the_shared_objective__prop_3(problem, alpha):
     mdps, theta, policy, _ = problem
@@ -213,7 +214,7 @@ def test_small_adaptation_stays_near_the_shared_objective__prop_3(problem, alpha
     assert abs(after.mean() - before.mean()) <= far.value * slack
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(fleets())
 def test_at_alpha_0_objective_bounds_and_estimate_degenerate__prop_3(problem):
     mdps, theta, policy, _ = problem
@@ -255,7 +256,7 @@ def log_softmax_derivatives(policy, flat, x):
     return jax.jacobian(logp)(flat), jax.hessian(logp)(flat)
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(st.integers(0, 2**31), st.sampled_from(((2, 4, 3), (3, 3, 2, 4))), st.sampled_from((0.1, 1.0, 5.0)))
 def test_networks_obey_their_constants_on_a_ball__example_1(seed, widths, radius):
     rng, policy = np.random.default_rng(seed), pf.MLPSoftmax(widths)

@@ -4,9 +4,10 @@ import jax
 import numpy as np
 import pytest
 from enumeration import batch, enumerate_trajectories, law, local_estimates, problems
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from per_trajectory import per_trajectory_gradients, per_trajectory_matrices
+from tiers import examples, some_slow
 
 import perfedrl as pf
 from perfedrl import exact
@@ -26,7 +27,7 @@ def fork() -> TabularMDP:
     return TabularMDP(P, [[0.0, 0.2], [1.0, -0.5], [0.4, 0.0]], [1, 0, 0], horizon=1, discount=0.9)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(problems())
 def test_enumeration_finds_every_possible_trajectory__eq_1_to_3(problem):
     mdp, theta, _ = problem
@@ -55,7 +56,10 @@ def test_batches_are_all_multisets_with_their_multiplicity(n, m):
 
 
 @pytest.mark.parametrize("variant", ["exact", "first-order"])
-@pytest.mark.parametrize(("sizes", "alpha", "seed"), [((1, 1, 1), 1.5, 0), ((2, 1, 2), 0.3, 1), ((1, 2, 1), 1.5, 2)])
+@pytest.mark.parametrize(
+    ("sizes", "alpha", "seed"),
+    some_slow([((1, 1, 1), 1.5, 0), ((2, 1, 2), 0.3, 1), ((1, 2, 1), 1.5, 2)], [((2, 1, 2), 0.3, 1)]),
+)
 def test_moments_are_those_of_every_estimate_there_is__lemma_3(sizes, alpha, seed, variant):
     mdp = pf.envs.random_mdps(agents=1, states=1, actions=3, horizon=0, discount=0.0, seed=seed).task(0)
     policy, theta = pf.TableSoftmax(1, 3), np.random.default_rng(seed).normal(size=(1, 3))
@@ -89,7 +93,7 @@ def test_enumeration_that_would_not_fit_into_memory_is_refused():
         enumerated(mdp, policy, np.zeros((25, 4)), 1.0, Batches(1, 1, 1))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(problems(), st.sampled_from((0.1, 1.0)))
 def test_the_mean_factors__proof_of_lemma_3(problem, alpha):
     """E estimate = (I + alpha grad^2 J) E grad J(theta~), to 1e-10."""

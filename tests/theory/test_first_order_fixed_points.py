@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from enumeration import fleets
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl import exact, theory
@@ -26,7 +27,7 @@ def scalar_bandits(seed: int) -> tuple[pf.Fleet, LogLinearSoftmax]:
     return bandits(tuple(map(tuple, rewards))), LogLinearSoftmax(np.asarray([WITNESS_FEATURES]))
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(fleets(), st.sampled_from((0.1, 1.0)))
 def test_the_meta_gradient_is_the_first_order_direction_and_curvature_times_it__prop_2(problem, alpha):
     """Grad F = D + (alpha / n) sum_i H_i v_i at every theta, to 1e-10."""
@@ -39,7 +40,7 @@ def test_the_meta_gradient_is_the_first_order_direction_and_curvature_times_it__
     np.testing.assert_allclose(exact.meta_gradient(mdps, theta, alpha, policy).ravel(), D + alpha * C, **close)
 
 
-@settings(max_examples=6)
+@examples(6, fast=3)
 @given(st.integers(0, 10**6), st.sampled_from((0.05, 0.5)))
 def test_at_fixed_points_the_residual_is_the_sum_of_the_agents_shares_and_bounded__prop_2(seed, alpha):
     fleet, policy = scalar_bandits(seed)

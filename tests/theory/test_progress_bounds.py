@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from enumeration import fleets, local_estimates, random_mdp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples, some_slow
 
 import perfedrl as pf
 from perfedrl import exact, theory
@@ -37,7 +38,7 @@ def bandit_pair(seed: int, arms: int) -> pf.Fleet:
     return pf.Fleet(exact.stacked([random_mdp(rng, (1, arms, 0), 0.0) for _ in range(2)]))
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.integers(0, 1000), st.sampled_from((0.05, 0.5)), st.sampled_from(("exact", "first-order")), st.integers(0, 3))
 def test_one_step_gains_at_least_what_it_must__lemma_5(seed, alpha, variant, t):
     fleet, policy, rng = bandit_pair(seed, 3), pf.TableSoftmax(1, 3), np.random.default_rng(seed + 1)
@@ -65,7 +66,7 @@ def test_one_step_gains_at_least_what_it_must__lemma_5(seed, alpha, variant, t):
 
 
 @pytest.mark.parametrize("variant", ["exact", "first-order"])
-@pytest.mark.parametrize(("rounds", "tau"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize(("rounds", "tau"), some_slow([(1, 3), (3, 1)], [(1, 3)]))
 def test_the_mean_over_all_runs_is_within_the_bound__theorem_1_and_corollary_2(rounds, tau, variant):
     fleet, policy, alpha = bandit_pair(5, 2), pf.TableSoftmax(1, 2), 0.3
     p = problem(fleet, policy, pf.PerFedAvgPG(alpha, 1.0, variant=variant))
@@ -113,7 +114,7 @@ def noiseless_squares(policy, mdps, theta, alpha, beta, rounds, tau, variant):
     return jax.lax.scan(one_round, theta, length=rounds)[1]
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(fleets(), st.sampled_from((0.01, 0.3)), st.sampled_from((1, 3)), st.sampled_from(("exact", "first-order")))
 def test_a_run_without_noise_is_within_the_bound__theorem_1_and_corollary_2(drawn, alpha, tau, variant):
     """Exact gradients have no variance; their only bias is the curvature term that the first-order variant drops."""

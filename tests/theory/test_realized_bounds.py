@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 from enumeration import fleets
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 import perfedrl as pf
 from perfedrl import exact, theory
@@ -52,7 +53,7 @@ def test_drifts_by_hand__lemma_4():
     np.testing.assert_allclose(apart, [0, 2.5**2, 25])
 
 
-@settings(max_examples=4)
+@examples(4, fast=2)
 @given(fleets(), st.sampled_from((0.1, 2.0)), st.sampled_from(("exact", "first-order")))
 def test_no_bound_is_violated_along_a_run__lemmas_1_to_4_and_prop_3(problem_, alpha, variant):
     mdps, _, policy, _ = problem_

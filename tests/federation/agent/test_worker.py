@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tomli_w
 from fixtures import write
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl import compilation
@@ -84,7 +85,7 @@ CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrin
 ]
 
 
-@pytest.mark.parametrize(("world", "algorithm"), CASES)
+@pytest.mark.parametrize(("world", "algorithm"), some_slow(CASES, [("grid", "shrink"), ("arc", "first-order")]))
 def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     table = plan({"grid": GRID, "arc": ARC}[world], algorithm)
     config = make_config(table)

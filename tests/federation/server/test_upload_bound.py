@@ -5,6 +5,7 @@ from functools import cache
 import jax
 import numpy as np
 import pytest
+from tiers import some_slow
 
 from perfedrl.algorithms import ServerState
 from perfedrl.experiments.config import make_config
@@ -69,7 +70,9 @@ CASES = {
 """Configs, rounds, and a fraction of the bound that some honest upload exceeds."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "arc"])
+@pytest.mark.parametrize(
+    "case", some_slow([case for case in CASES if case != "arc"], ["first-order", "one arm", "clipped"])
+)
 def test_no_honest_upload_is_beyond_the_bound(case):
     config, _, least = CASES[case]
     shares = [displacement(x, message) / hard_bound(config) for message, uploads in simulated(case) for x in uploads]
