@@ -1,4 +1,4 @@
-"""The evaluation protocol: unseen agents step by step, measured on what they did not learn from."""
+"""The evaluation protocol: unseen agents are measured after each step, on episodes that no step used."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled, adapt
-from perfedrl.experiments.assessment import Assessment, assess, least
+from perfedrl.experiments.assessment import Assessment, assess, worst_agent
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.stats import bootstrap_interval
 from perfedrl.experiments.training import train
@@ -30,7 +30,7 @@ def unseen(tmp_path_factory):
     return train(make_config(CONFIG), tmp_path_factory.mktemp("runs"))
 
 
-def test_each_step_is_a_policy_gradient_step_measured_over_episodes_of_its_own(unseen):
+def test_each_step_is_a_policy_gradient_step_and_is_measured_over_fresh_episodes(unseen):
     parts, key = unseen.config.experiment, jax.random.key(5)
     evaluation = MonteCarlo(parts.agent, episodes=8)
     task, theta = parts.fleet.task(0, held_out=True), jax.tree.map(lambda x: x[0], unseen.params)
@@ -47,7 +47,7 @@ def test_each_step_is_a_policy_gradient_step_measured_over_episodes_of_its_own(u
     np.testing.assert_allclose(got["return"], by_hand(key), rtol=1e-6)
 
 
-def test_an_assessment_says_what_was_measured_and_what_it_cost(unseen):
+def test_an_assessment_has_outcomes_by_step_and_costs(unseen):
     found = assess(unseen, steps=2, trajectories=4)
     assert found.part == "held-out"
     assert set(found.outcomes) == {"return", "success", "distance"}
@@ -59,22 +59,22 @@ def test_an_assessment_says_what_was_measured_and_what_it_cost(unseen):
     assert all(np.array_equal(x, again.outcomes[name]) for name, x in found.outcomes.items())
 
 
-def test_from_scratch_the_start_is_fresh_and_costs_nothing(unseen):
+def test_an_assessment_from_scratch_uses_fresh_parameters_and_has_no_cost(unseen):
     settings = {"steps": 1, "trajectories": 4, "episodes": 64}
     fresh = assess(unseen, alpha=0.5, scratch=True, **settings)
     assert (fresh.trained, fresh.exchanged, fresh.received) == (0, 0, 0)
     assert not np.array_equal(fresh.outcomes["distance"], assess(unseen, **settings).outcomes["distance"])
 
 
-def test_the_worst_agent_is_found_seed_by_seed():
+def test_the_worst_agent_is_determined_for_each_seed():
     returns = np.asarray([[[1.0, 5.0]], [[7.0, 3.0]]])
     found = Assessment("held-out", "x", 1, {"return": returns, "distance": returns}, 0, 0, 0)
     assert found.rows[0].mean["return"].mean == 4.0
     assert found.rows[0].worst["return"].mean == 2.0
-    np.testing.assert_array_equal(least("distance", returns[:, 0]), [5.0, 7.0])
+    np.testing.assert_array_equal(worst_agent("distance", returns[:, 0]), [5.0, 7.0])
 
 
-def test_a_bootstrap_interval_is_the_same_every_time_and_a_single_seed_has_none():
+def test_a_bootstrap_interval_is_deterministic_and_unbounded_for_a_single_seed():
     values = np.arange(10.0)
     assert bootstrap_interval(values) == bootstrap_interval(values)
     mean, low, high = bootstrap_interval(values)
@@ -95,12 +95,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_assessed_is_refused(unseen, case):
+def test_invalid_assessments_are_rejected(unseen, case):
     settings, sentence = BAD[case]
     with pytest.raises(UserError, match=sentence):
         assess(unseen, **settings)
 
 
-def test_scratch_without_steps_is_refused_on_the_command_line(unseen, run):
+def test_the_command_line_rejects_scratch_without_steps(unseen, run):
     code, _, err = run("evaluate", unseen.folder, "--scratch", "0.1")
     assert (code, "--scratch goes with --steps" in err) == (2, True)

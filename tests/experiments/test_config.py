@@ -1,4 +1,4 @@
-"""Configs: validated before anything runs, equal when they mean the same, read back as written."""
+"""Configs: validated before anything runs, identified by their settings, and unchanged by a round trip."""
 
 import re
 from pathlib import Path
@@ -31,16 +31,16 @@ def test_spelling_out_a_default_does_not_change_the_digest():
     "change",
     [{"rounds": 4}, {"seeds": 3}, {"evaluate_every": 2}, {"fleet": {"horizon": 4}}, {"algorithm": {"alpha": 2.0}}],
 )
-def test_what_matters_changes_the_digest(change):
+def test_a_changed_setting_changes_the_digest(change):
     assert make_config(BASE).digest != make_config(changed(**change)).digest
 
 
 def test_a_digest_is_stable_across_versions():
-    """Golden: a changed value here means that every saved run would be trained again. Think twice, then update it."""
+    """A changed value means that every saved run would be trained again."""
     assert make_config(BASE).digest == "ac603e5c79"
 
 
-def test_step_sizes_and_seeds_share_a_program_and_batches_do_not():
+def test_configs_with_other_step_sizes_and_seeds_share_a_program_and_with_other_batches_do_not():
     one = make_config(BASE)
     assert one.trains_with == make_config(changed(algorithm={"alpha": 3.0, "beta": 1.0}, seeds=9)).trains_with
     assert one.trains_with != make_config(changed(algorithm={"m_h": 3})).trains_with
@@ -51,14 +51,17 @@ def test_a_config_is_frozen():
         make_config(BASE).rounds = 5
 
 
-def test_a_users_own_factory_is_named_by_its_import_path():
+def test_a_config_names_a_users_own_factory_by_its_import_path():
     config = make_config(changed(fleet={"env": "perfedrl.envs.gridworld:gridworld"}))
     assert config.experiment.fleet.agents == 4
 
 
-def test_an_array_file_belongs_to_the_digest(tmp_path):
+def test_the_content_of_an_array_file_is_part_of_the_digest(tmp_path):
     path = tmp_path / "mdps.npz"
-    write = lambda r: np.savez(path, P=np.full((2, 2, 2, 2), 0.5), r=np.full((2, 2, 2), r), mu=np.full((2, 2), 0.5))  # noqa: E731
+
+    def write(r):
+        np.savez(path, P=np.full((2, 2, 2, 2), 0.5), r=np.full((2, 2, 2), r), mu=np.full((2, 2), 0.5))
+
     table = {**BASE, "fleet": {"env": "arrays", "file": str(path), "horizon": 3, "discount": 0.9}}
     write(0.0)
     before = make_config(table)
@@ -122,7 +125,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("table", "message"), BAD, ids=lambda x: x if isinstance(x, str) else "")
-def test_bad_configs_are_refused_in_one_sentence(table, message):
+def test_bad_configs_are_rejected_with_one_sentence(table, message):
     with pytest.raises(pf.UserError) as error:
         make_config(table)
     assert re.search(message, str(error.value)), str(error.value)
@@ -130,7 +133,7 @@ def test_bad_configs_are_refused_in_one_sentence(table, message):
 
 
 @pytest.mark.parametrize(("content", "message"), [("name = ", "not valid TOML"), (None, "no config")])
-def test_unreadable_files_are_refused(tmp_path, content, message):
+def test_unreadable_files_are_rejected(tmp_path, content, message):
     path = tmp_path / "config.toml"
     if content is not None:
         path.write_text(content)

@@ -1,4 +1,4 @@
-"""`perfedrl inspect`: what a config describes, before anything is trained."""
+"""`perfedrl inspect`: the agents of a config and an episode, without training."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ import pytest
 from matplotlib.image import imread
 
 from perfedrl.experiments.config import load_config, make_config
-from perfedrl.experiments.inspection import described, inspect
+from perfedrl.experiments.inspection import describe_agents, inspect
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-REST = {
+SETTINGS = {
     "name": "looked-at",
     "seeds": 1,
     "rounds": 1,
@@ -29,18 +29,18 @@ POLES = {
 
 def written(folder, **tables):
     path = folder / "config.toml"
-    path.write_text(make_config({**REST, **tables}).to_toml())
+    path.write_text(make_config({**SETTINGS, **tables}).to_toml())
     return path
 
 
-def test_agents_are_told_apart_by_what_differs_and_by_nothing_else():
+def test_an_agents_own_settings_are_those_in_which_agents_differ():
     found = inspect(load_config(CONFIGS / "arc.toml"))
     assert (found.agents, len(found.own), found.parameters) == (6, 9, 360)
     assert all(list(facts) == ["goal"] for facts in found.own)
     assert found.bytes == 2 * 4 * 360
     assert found.shared["horizon"] == "20"
-    parts = make_config({**REST, "fleet": POLES, "policy": {"name": "mlp"}}).experiment
-    shared, own = described(parts.fleet)
+    parts = make_config({**SETTINGS, "fleet": POLES, "policy": {"name": "mlp"}}).experiment
+    shared, own = describe_agents(parts.fleet)
     assert [list(facts) for facts in own] == [["length"]] * 3
     assert shared["id"] == "'CartPole-v1'"
 
@@ -52,7 +52,7 @@ def test_an_episode_is_drawn_where_agents_can_be_drawn(run, tmp_path, fleet):
     assert code == 0
     assert "a round costs each agent" in out
     picture = imread(tmp_path / "shown.png")
-    assert np.ptp(picture[..., :3]) > 0.5, "there is something on it"
+    assert np.ptp(picture[..., :3]) > 0.5, "the picture is not blank"
 
 
 def test_agents_that_cannot_be_drawn_are_still_shown(run, tmp_path):
@@ -66,7 +66,7 @@ def test_agents_that_cannot_be_drawn_are_still_shown(run, tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
-def test_an_agent_that_is_not_there_is_refused(run, tmp_path):
+def test_a_missing_agent_and_a_wrong_picture_format_are_rejected(run, tmp_path):
     code, _, err = run("inspect", CONFIGS / "arc.toml", "--agent", "9")
     assert (code, "there is no agent 9: the fleet has 9" in err) == (2, True)
     code, _, err = run("inspect", CONFIGS / "arc.toml", "--picture", "x.jpg")

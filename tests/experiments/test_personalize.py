@@ -1,4 +1,4 @@
-"""Personalization as a product: one agent's own policy from a saved run, with its worth and its cost."""
+"""Personalization: one agent's policy from a saved run, with its outcomes and its cost."""
 
 import json
 import shutil
@@ -52,18 +52,21 @@ def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line
     expected = adapt(Sampled(finished.config.experiment.policy)(task), theta, 0.8, step, 90)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), own.params, expected)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), own.params, theta)
-    assert max(jax.tree.leaves(moved)) > 0.01, "the step is a step"
+    assert max(jax.tree.leaves(moved)) > 0.01, "the parameters moved"
     assert own.cost == 90
     assert own.rollouts_before.shape == own.rollouts_after.shape == (12, 7, 2)
     assert set(own.before) == {"return", "success", "distance"}
     assert 0 <= own.after["success"].low <= own.after["success"].mean <= own.after["success"].high <= 1
 
 
-def test_several_steps_cost_several_batches_and_go_further(finished):
+def test_several_steps_cost_several_batches_and_give_other_parameters(finished):
     one, three = (pf.personalize(finished, agent=1, trajectories=50, steps=n, episodes=4) for n in (1, 3))
     assert three.cost == 150
-    far = lambda own: sum(np.abs(a).sum() for a in jax.tree.leaves(own.params))  # noqa: E731
-    assert far(one) != far(three)
+
+    def length(own):
+        return sum(np.abs(a).sum() for a in jax.tree.leaves(own.params))
+
+    assert length(one) != length(three)
 
 
 def test_agents_are_numbered_training_first_then_held_out(finished):
@@ -75,14 +78,16 @@ def test_agents_are_numbered_training_first_then_held_out(finished):
     assert pf.personalize(finished, task=fleet.task(0), trajectories=2, episodes=2).agent == "own task"
 
 
-def test_it_is_bitwise_repeatable(finished):
+def test_personalization_is_bitwise_repeatable(finished):
     twice = [pf.personalize(finished.folder, agent=3, trajectories=20, episodes=8) for _ in range(2)]
     jax.tree.map(np.testing.assert_array_equal, twice[0].params, twice[1].params)
     assert twice[0].after == twice[1].after
     other = pf.personalize(finished.folder, agent=3, trajectories=20, episodes=8, draw=1)
     assert other.rollouts_before[0, 0].tolist() != twice[0].rollouts_before[0, 0].tolist(), "another draw"
     neighbour = pf.personalize(finished.folder, agent=4, trajectories=20, episodes=8)
-    assert neighbour.rollouts_before[0, 0].tolist() != twice[0].rollouts_before[0, 0].tolist(), "an agent owns its key"
+    assert neighbour.rollouts_before[0, 0].tolist() != twice[0].rollouts_before[0, 0].tolist(), (
+        "every agent has its own key"
+    )
 
 
 def test_a_tabular_run_can_be_personalized_too(tmp_path):
@@ -137,12 +142,12 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "words"), MISTAKES)
-def test_a_mistake_is_one_sentence_and_leaves_nothing(run, tmp_path, monkeypatch, finished, options, words):
-    monkeypatch.setattr("perfedrl.experiments.personalize._adapted", lambda *_: pytest.fail("sampled"))
-    refused(run, tmp_path, ["personalize", finished.folder, *options], words)
+def test_a_mistake_is_one_sentence_and_writes_nothing(run, tmp_path, monkeypatch, finished, options, words):
+    monkeypatch.setattr("perfedrl.experiments.personalize._adapt_compiled", lambda *_: pytest.fail("sampled"))
+    assert_rejected(run, tmp_path, ["personalize", finished.folder, *options], words)
 
 
-def refused(run, tmp_path, command, words):
+def assert_rejected(run, tmp_path, command, words):
     before = sorted(tmp_path.iterdir())
     code, _, err = run(*command)
     assert code == 2
@@ -151,37 +156,37 @@ def refused(run, tmp_path, command, words):
     assert sorted(tmp_path.iterdir()) == before, "nothing is written"
 
 
-def test_a_step_that_goes_to_infinity_is_no_policy(finished, monkeypatch):
+def test_infinite_parameters_are_an_error(finished, monkeypatch):
     broken = jax.tree.map(lambda x: np.full_like(x[0], np.inf), finished.params)
-    monkeypatch.setattr("perfedrl.experiments.personalize._adapted", lambda *_: broken)
+    monkeypatch.setattr("perfedrl.experiments.personalize._adapt_compiled", lambda *_: broken)
     with pytest.raises(pf.UserError, match=r"lower alpha, which is 0\.8"):
         pf.personalize(finished, agent=0)
 
 
 @pytest.mark.parametrize("asked", [{"goal": "0.6,0.5"}, {"agent": 0, "trajectories": 2.5}, {"agent": 0, "draw": 0.5}])
-def test_wrong_types_are_refused_in_python_too(finished, asked, untyped):
+def test_wrong_types_are_rejected_in_python(finished, asked, untyped):
     with pytest.raises(pf.UserError):
         pf.personalize(finished, **asked)
 
 
-def test_a_task_that_the_policy_cannot_play_is_refused(finished):
+def test_a_task_that_does_not_fit_the_policy_is_rejected(finished):
     with pytest.raises(pf.UserError, match="does not fit"):
         pf.personalize(finished, task=pf.gridworld().task(0))
 
 
-def test_what_was_trained_alone_has_no_initialization_to_share(run, tmp_path):
+def test_a_run_of_local_training_has_no_shared_initialization(run, tmp_path):
     alone = {**TABLE, "fleet": {"env": "arc", "goals": 2, "held_out": 0, "horizon": 6}}
     alone |= {"algorithm": {"name": "local-pg", "beta": 0.1, "m": 2}, "evaluation": {"name": "auto"}, "seeds": 1}
     trained = train(make_config(alone), tmp_path / "runs")
     for command in ("personalize", "evaluate"):
         options = ["--agent", "0"] if command == "personalize" else []
-        refused(run, tmp_path, [command, trained.folder, *options, "--alpha", "1"], "trained every agent alone")
+        assert_rejected(run, tmp_path, [command, trained.folder, *options, "--alpha", "1"], "trained every agent alone")
     with pytest.raises(pf.UserError, match="nothing for held-out agents"):
         make_config({**alone, "fleet": TABLE["fleet"]})
 
 
 def test_configs_that_train_together_keep_their_own_rollouts(finished, tmp_path):
-    """Each run's picture is of its own first seed, as if it had trained alone."""
+    """A run's rollouts are those of its own first seed, as if it had trained alone."""
     other = make_config({**TABLE, "seeds": [9], "algorithm": {**TABLE["algorithm"], "alpha": 3.0}})
     together = train([make_config(TABLE), other], tmp_path / "together")
     alone = train(other, tmp_path / "alone")
@@ -214,16 +219,16 @@ def damage(folder, how):
         ("no deployment", "deployment.npz missing"),
     ],
 )
-def test_a_damaged_run_is_refused(run, tmp_path, finished, how, words):
+def test_a_damaged_run_is_rejected(run, tmp_path, finished, how, words):
     folder = tmp_path / finished.folder.name
     shutil.copytree(finished.folder, folder)
     damage(folder, how)
-    refused(run, tmp_path, ["personalize", folder, "--agent", "0"], words)
+    assert_rejected(run, tmp_path, ["personalize", folder, "--agent", "0"], words)
 
 
 def test_a_run_that_has_not_finished_has_no_initialization_to_personalize(run, tmp_path):
     (tmp_path / "some-run.partial").mkdir()
-    refused(run, tmp_path, ["personalize", "some-run.partial", "--agent", "0"], "no trained initialization yet")
+    assert_rejected(run, tmp_path, ["personalize", "some-run.partial", "--agent", "0"], "no trained initialization yet")
 
 
 def test_train_writes_a_report_page(run, tmp_path):

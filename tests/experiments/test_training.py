@@ -1,4 +1,4 @@
-"""Runs on disk: complete or absent, resumed where they stood, never trained twice, never trusted blindly."""
+"""Training and runs on disk: complete or absent, resumed bitwise, not trained twice, and checked when read."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def assert_same(one, two):
     np.testing.assert_array_equal(one.params, two.params)
 
 
-def test_a_run_folder_holds_what_it_says(finished):
+def test_a_run_folder_has_all_files_and_the_provenance(finished):
     assert sorted(path.name for path in finished.folder.iterdir()) == sorted(store.FILES)
     assert finished.folder.name == f"tiny-{CONFIG.digest}"
     about = json.loads((finished.folder / "provenance.json").read_text())
@@ -51,8 +51,8 @@ def test_reading_a_run_back_gives_the_same_run(finished):
     assert_same(again, finished)
 
 
-def test_what_is_there_is_not_trained_again(finished, monkeypatch):
-    monkeypatch.setattr(runner, "_train_together", lambda *_, **__: pytest.fail("trained again"))
+def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
+    monkeypatch.setattr(runner._Group, "train", lambda *_, **__: pytest.fail("trained again"))
     assert_same(train(CONFIG, finished.folder.parent), finished)
 
 
@@ -64,13 +64,13 @@ def test_restart_trains_again_to_the_same_result(finished, tmp_path):
     assert (root / CONFIG.folder / "provenance.json").stat().st_mtime_ns > before
 
 
-def test_ctrl_c_keeps_the_last_evaluation_and_a_resumed_run_is_bitwise_the_same(finished, tmp_path):
+def test_ctrl_c_writes_a_checkpoint_and_a_resumed_run_is_bitwise_the_same(finished, tmp_path):
     with pytest.raises(Interrupted, match="after round 4 of 6"):
         train(CONFIG, tmp_path, observers=[StopAt(4)])
     assert [path.name for path in tmp_path.iterdir()] == [f"{CONFIG.folder}.partial"]
-    standing = store.load_checkpoint(tmp_path, CONFIG)
-    assert standing.round == 4
-    assert standing.history.rounds.tolist() == [0, 2, 4]
+    checkpoint = store.load_checkpoint(tmp_path, CONFIG)
+    assert checkpoint.round == 4
+    assert checkpoint.history.rounds.tolist() == [0, 2, 4]
     rounds = Rounds()
     resumed = train(CONFIG, tmp_path, observers=[rounds])
     assert rounds.seen == [4, 6], "the rounds before the interrupt are not trained again"
@@ -78,12 +78,12 @@ def test_ctrl_c_keeps_the_last_evaluation_and_a_resumed_run_is_bitwise_the_same(
     assert [path.name for path in tmp_path.iterdir()] == [CONFIG.folder]
 
 
-def test_a_checkpoint_of_other_arrays_is_refused_by_one_sentence(tmp_path, monkeypatch):
+def test_a_checkpoint_with_other_arrays_is_rejected(tmp_path, monkeypatch):
     with pytest.raises(Interrupted):
         train(CONFIG, tmp_path, observers=[StopAt(4)])
-    standing = store.load_checkpoint(tmp_path, CONFIG)
-    other = tuple(x[..., None] for x in standing.leaves)
-    monkeypatch.setattr(runner, "load_checkpoint", lambda *_: dataclasses.replace(standing, leaves=other))
+    checkpoint = store.load_checkpoint(tmp_path, CONFIG)
+    other = tuple(x[..., None] for x in checkpoint.leaves)
+    monkeypatch.setattr(runner, "load_checkpoint", lambda *_: dataclasses.replace(checkpoint, leaves=other))
     with pytest.raises(UserError, match="--restart"):
         train(CONFIG, tmp_path)
 
@@ -102,7 +102,7 @@ def test_configs_that_share_a_program_train_together_to_the_same_results(finishe
         together = train([CONFIG, other], tmp_path)
     finally:
         runner.Simulation.advance = before
-    assert calls == [5, 5, 5], "one group of 2 + 3 lanes, three evaluations"
+    assert calls == [5, 5, 5], "one group of 2 + 3 replicas, three evaluations"
     assert_same(together[0], finished)
     assert_same(together[1], train(other, tmp_path / "alone"))
 
@@ -117,7 +117,7 @@ def test_an_interrupted_group_resumes_as_a_group(tmp_path):
         assert_same(one, two)
 
 
-def test_an_interrupted_restart_goes_on_without_restart(finished, tmp_path):
+def test_an_interrupted_restart_resumes_without_restart(finished, tmp_path):
     root = tmp_path / "runs"
     shutil.copytree(finished.folder.parent, root)
     with pytest.raises(Interrupted):
@@ -127,13 +127,13 @@ def test_an_interrupted_restart_goes_on_without_restart(finished, tmp_path):
     assert rounds.seen == [4, 6]
 
 
-def test_two_processes_do_not_train_the_same_run(tmp_path):
+def test_a_run_that_another_process_trains_is_rejected(tmp_path):
     with store.locked(tmp_path, CONFIG), pytest.raises(pf.UserError, match="another process is training"):
         train(CONFIG, tmp_path)
-    assert list(tmp_path.iterdir()) == [], "the lock leaves nothing behind"
+    assert list(tmp_path.iterdir()) == [], "the lock is removed"
 
 
-def test_a_run_keeps_the_arrays_it_was_trained_on(tmp_path):
+def test_a_run_folder_has_a_copy_of_the_arrays_that_it_was_trained_on(tmp_path):
     arrays = {"P": np.full((2, 2, 2, 2), 0.5), "r": np.ones((2, 2, 2)), "mu": np.full((2, 2), 0.5)}
     np.savez(tmp_path / "mdps.npz", **arrays)
     fleet = {"env": "arrays", "file": "mdps.npz", "horizon": 2, "discount": 0.5}
@@ -145,14 +145,14 @@ def test_a_run_keeps_the_arrays_it_was_trained_on(tmp_path):
     assert pf.load_run(tmp_path / run.folder.name).config.digest == run.config.digest
 
 
-def test_a_run_with_another_config_in_it_is_refused(finished, tmp_path):
+def test_a_run_folder_with_another_config_is_rejected(finished, tmp_path):
     folder = shutil.copytree(finished.folder, tmp_path / CONFIG.folder)
     (folder / "config.toml").write_text(make_config(OTHER).to_toml())
     with pytest.raises(pf.UserError, match="not the config of this run"):
         pf.load_run(folder)
 
 
-def test_a_damaged_run_is_trained_again_when_asked(finished, tmp_path):
+def test_a_damaged_run_is_trained_again_with_restart(finished, tmp_path):
     root = tmp_path / "runs"
     shutil.copytree(finished.folder.parent, root)
     (root / CONFIG.folder / "history.npz").write_bytes(b"garbage")
@@ -161,10 +161,10 @@ def test_a_damaged_run_is_trained_again_when_asked(finished, tmp_path):
     assert_same(train(CONFIG, root, restart=True), finished)
 
 
-def test_compiled_programs_are_kept_on_disk(tmp_path):
-    """In fresh processes, since JAX decides on its cache once; the second run finds every program.
+def test_compiled_programs_are_cached_on_disk(tmp_path):
+    """A second process finds every program in the cache; fresh processes, since JAX sets up its cache only once.
 
-    Programs are kept however fast they were compiled: with a least time, a busy machine keeps others than a quiet one.
+    Programs are cached however fast they compile, since a time limit would depend on the load of the machine.
     """
     code = (
         "import sys, jax, perfedrl as pf; hits = []\n"
@@ -176,10 +176,11 @@ def test_compiled_programs_are_kept_on_disk(tmp_path):
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    run = lambda runs: subprocess.run(  # noqa: E731
-        [sys.executable, "-c", code, tmp_path / "config.toml", tmp_path / runs],
-        env=environment, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
+
+    def run(runs):
+        command = [sys.executable, "-c", code, tmp_path / "config.toml", tmp_path / runs]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
     run("first")
     hits, misses = map(int, run("second"))
     assert any((tmp_path / "cache" / "perfedrl" / "compiled").iterdir())
@@ -192,7 +193,7 @@ def test_chunks_of_agents_do_not_change_a_run(finished, tmp_path):
 
 
 @pytest.mark.parametrize("name", store.FILES)
-def test_an_incomplete_run_is_refused(finished, tmp_path, name):
+def test_an_incomplete_run_is_rejected(finished, tmp_path, name):
     folder = shutil.copytree(finished.folder, tmp_path / CONFIG.folder)
     (folder / name).unlink()
     with pytest.raises(pf.UserError, match=f"not a complete run: {name} missing"):
@@ -201,14 +202,14 @@ def test_an_incomplete_run_is_refused(finished, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["history.npz", "params.safetensors", "provenance.json", "config.toml"])
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x00" * 64])
-def test_a_damaged_run_is_refused(finished, tmp_path, name, content):
+def test_a_damaged_run_is_rejected(finished, tmp_path, name, content):
     folder = shutil.copytree(finished.folder, tmp_path / CONFIG.folder)
     (folder / name).write_bytes(content)
     with pytest.raises(pf.UserError):
         pf.load_run(folder)
 
 
-def test_a_run_of_a_newer_version_is_refused(finished, tmp_path):
+def test_a_run_of_a_newer_version_is_rejected(finished, tmp_path):
     folder = shutil.copytree(finished.folder, tmp_path / CONFIG.folder)
     about = json.loads((folder / "provenance.json").read_text())
     (folder / "provenance.json").write_text(json.dumps({**about, "format": store.FORMAT + 1}))
@@ -216,12 +217,12 @@ def test_a_run_of_a_newer_version_is_refused(finished, tmp_path):
         pf.load_run(folder)
 
 
-def test_a_missing_run_names_the_nearest(finished):
+def test_the_error_for_a_missing_run_suggests_the_nearest_name(finished):
     with pytest.raises(pf.UserError, match=f"did you mean '{CONFIG.folder}'"):
         pf.load_run(finished.folder.parent / CONFIG.folder.replace("tiny", "tony"))
 
 
-def test_parameters_that_do_not_fit_the_policy_are_refused(finished, tmp_path):
+def test_parameters_that_do_not_fit_the_policy_are_rejected(finished, tmp_path):
     from safetensors.numpy import save_file
 
     folder = shutil.copytree(finished.folder, tmp_path / CONFIG.folder)
@@ -230,7 +231,7 @@ def test_parameters_that_do_not_fit_the_policy_are_refused(finished, tmp_path):
         pf.load_run(folder)
 
 
-def test_a_crash_while_writing_leaves_the_old_content(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     path = tmp_path / "file"
     store.write_atomically(path, b"old")
 

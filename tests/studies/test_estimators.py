@@ -334,7 +334,7 @@ def test_the_truth_of_other_fleets_is_a_reference(run, tmp_path):
         (("--baseline", "rigde"), "unknown baseline 'rigde'; did you mean 'ridge'?"),
         (("--baseline", "critic"), "needs a policy with a value network"),
         (("--form", "central-fresh", "--m", "1"), "at least two trajectories"),
-        (("--figures", "taken"), "taken is a file; a folder is needed there"),
+        (("--figures", "taken"), "taken is a file; expected a folder"),
         (("--json", "taken/x.json"), "taken is a file"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Experiments: configs, runs on disk, statistics over seeds, and the paper's claims."""
+"""Experiments: configs, training, runs on disk, evaluation of runs, and statistics over seeds."""

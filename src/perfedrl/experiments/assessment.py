@@ -1,4 +1,4 @@
-"""The evaluation protocol, the same for every family: what a run is worth to agents that it never saw, step by step."""
+"""The evaluation protocol: outcomes of unseen agents after each adaptation step, the same for all fleets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ MOST_STEPS = 10_000
 
 
 class StepOutcomes(NamedTuple):
-    """Outcomes after `steps` adaptation steps: their cost, the mean over agents and the worst agent."""
+    """Mean and worst outcomes over agents after `steps` adaptation steps from `trajectories` in total."""
 
     steps: int
     trajectories: int
@@ -36,13 +36,13 @@ class StepOutcomes(NamedTuple):
 
 @dataclass(frozen=True)
 class Assessment:
-    """What a start is worth to agents before adaptation (step 0) and after each of some policy-gradient steps.
+    """Outcomes of agents that start from an initialization, before adaptation (step 0) and after each step.
 
-    `outcomes` ("return", which is discounted, "score", which is not, "success", where tasks say so) are means over
-    fresh episodes on axes [seed, step, agent]. Every step has fresh trajectories, and no episode that is measured is
-    one of them; exact evaluations take exact steps, of no trajectories. Costs are per agent: `trained` and `exchanged`
-    are the trajectories and the bytes of those that trained, `received` the bytes of the message that a new agent
-    starts from.
+    `outcomes` are means over fresh episodes on axes [seed, step, agent]: "return" is discounted, "score" is not, and
+    tasks may add others, such as "success". Every step uses fresh trajectories, none of which is an episode that is
+    measured; with an exact evaluation steps are exact and use no trajectories. Costs are per agent: `trained` and
+    `exchanged` are the trajectories and bytes of each agent that trained, `received` the bytes of the message that a
+    new agent starts from.
     """
 
     part: str
@@ -55,15 +55,20 @@ class Assessment:
 
     @property
     def rows(self) -> list[StepOutcomes]:
-        """Means over seeds with 95 % bootstrap intervals. The worst agent is found seed by seed."""
+        """Means over seeds with 95 % bootstrap intervals; the worst agent is determined for each seed."""
         steps = next(iter(self.outcomes.values())).shape[1]
-        mean = lambda k: {name: bootstrap_interval(x[:, k].mean(axis=-1)) for name, x in self.outcomes.items()}  # noqa: E731
-        worst = lambda k: {name: bootstrap_interval(least(name, x[:, k])) for name, x in self.outcomes.items()}  # noqa: E731
-        return [StepOutcomes(k, k * self.trajectories, mean(k), worst(k)) for k in range(steps)]
+        return [self._row(k) for k in range(steps)]
+
+    def _row(self, k: int) -> StepOutcomes:
+        """Outcomes after k steps."""
+        at_step = {name: x[:, k] for name, x in self.outcomes.items()}
+        mean = {name: bootstrap_interval(x.mean(axis=-1)) for name, x in at_step.items()}
+        worst = {name: bootstrap_interval(worst_agent(name, x)) for name, x in at_step.items()}
+        return StepOutcomes(k, k * self.trajectories, mean, worst)
 
 
-def least(outcome: str, values: Float[np.ndarray, "seed agent"]) -> Float[np.ndarray, " seed"]:
-    """The worst agent's, which of a distance is the largest."""
+def worst_agent(outcome: str, values: Float[np.ndarray, "seed agent"]) -> Float[np.ndarray, " seed"]:
+    """The outcome of the worst agent for every seed: the smallest value, or the largest distance."""
     return values.max(axis=-1) if outcome == "distance" else values.min(axis=-1)
 
 
@@ -76,17 +81,17 @@ def assess(
     alpha: float | None = None,
     scratch: bool = False,
 ) -> Assessment:
-    """Measure a run's initialization on its held-out agents (on the training agents, where there are none).
+    """Measure a run's initialization on its held-out agents (on the training agents if there are none).
 
-    Agents take up to `steps` policy-gradient steps from `trajectories` trajectories each, with the step size that the
-    run deploys with, or `alpha`. With `scratch` they start from fresh parameters instead. `episodes` are those that
-    an agent is measured over, as many as in the run when left out.
+    Agents take up to `steps` policy-gradient steps from `trajectories` trajectories each. The step size is `alpha`, or
+    by default the run's step size at deployment. With `scratch` agents start from fresh parameters instead.
+    `episodes` is the number of episodes over which an agent is measured, by default that of the run.
     """
-    check(run, steps, trajectories, episodes, alpha, scratch)
+    check_settings(run, steps, trajectories, episodes, alpha, scratch)
     message = jax.tree.map(lambda x: x[0], run.message)
-    simulation, state = beginning(run, episodes, alpha, scratch)
+    simulation, state = simulation_and_state(run, episodes, alpha, scratch)
     fleet = simulation.fleet
-    # A number of its own, so that neither training nor the run's evaluations draw the same episodes.
+    # A round that neither training nor the run's evaluations reach, so that all episodes are fresh.
     moment, held_out = EVALUATION + run.config.rounds + 2, fleet.held_out is not None
     try:
         measured = simulation.each_agent(partial(step_by_step, steps, trajectories, alpha), state, moment, held_out)
@@ -102,11 +107,13 @@ def assess(
     )
 
 
-def check(run: Run, steps: int, trajectories: int, episodes: int | None, alpha: float | None, scratch: bool) -> None:
-    """Refuse what cannot be assessed, before anything compiles."""
+def check_settings(
+    run: Run, steps: int, trajectories: int, episodes: int | None, alpha: float | None, scratch: bool
+) -> None:
+    """Reject invalid settings, before anything compiles."""
     check_counts(steps=steps, trajectories=trajectories, **({} if episodes is None else {"episodes": episodes}))
     if steps > MOST_STEPS:
-        raise UserError(f"steps must be at most {MOST_STEPS}; it is {steps}")
+        raise UserError(f"steps must be at most {MOST_STEPS}, got {steps}")
     if not scratch:
         check_shared(run)
     if alpha is not None:
@@ -115,8 +122,10 @@ def check(run: Run, steps: int, trajectories: int, episodes: int | None, alpha: 
         deployed_step_size(run.config.experiment.algorithm, jax.tree.map(lambda x: x[0], run.message))
 
 
-def beginning(run: Run, episodes: int | None, alpha: float | None, scratch: bool) -> tuple[Simulation, FleetState]:
-    """The simulation and its state to assess: with the run's initialization, or with fresh parameters."""
+def simulation_and_state(
+    run: Run, episodes: int | None, alpha: float | None, scratch: bool
+) -> tuple[Simulation, FleetState]:
+    """A simulation and its state with the run's initialization, or with fresh parameters."""
     experiment = replace(run.config.experiment, start=PER_SEED)
     if episodes is not None and isinstance(experiment.evaluation, MonteCarlo):
         experiment = replace(experiment, evaluation=MonteCarlo(experiment.evaluation.agent, episodes=episodes))

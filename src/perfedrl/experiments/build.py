@@ -83,10 +83,10 @@ class Server(BaseModel):
 
 
 def build(config: Any) -> Experiment:
-    """Build the experiment that a config describes; a mistake is an error here, before anything compiles."""
+    """Build the experiment that a config describes; mistakes are found here, before anything compiles."""
     if isinstance(config.evaluate_every, tuple) and config.evaluate_every[-1] != config.rounds:
         last = config.evaluate_every[-1]
-        raise UserError(f"evaluate_every ends with {last}; the last evaluation must be at round {config.rounds}")
+        raise UserError(f"evaluate_every must end with the last round, {config.rounds}, got {last}")
     fleet = ENVS[config.fleet["env"]](**without(config.fleet, "env"))
     check_kind(fleet, Fleet, "environment", config.fleet["env"])
     policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name"))
@@ -104,7 +104,7 @@ def build(config: Any) -> Experiment:
     evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
     if not algorithm.serves_unseen and fleet.held_out is not None:
-        raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; leave them out of the fleet")
+        raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; remove them from the fleet")
     weights = (config.aggregation or {}).get("weights")
     check_agents(algorithm, fleet.agents, weights)
     wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))

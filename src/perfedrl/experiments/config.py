@@ -30,7 +30,7 @@ from perfedrl.experiments.build import (
     without_defaults,
 )
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.settings import beside, read_table, validated
+from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.policies import POLICIES
 from perfedrl.registry import abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS
@@ -254,7 +254,7 @@ def read_config(path: str | Path) -> Config:
     A file that the config names is looked for in the config's own folder.
     """
     path = Path(path)
-    table = beside(path, read_table(path, "config"))
+    table = resolve_fleet_file(path, read_table(path, "config"))
     try:
         return parse_config(table)
     except UserError as error:

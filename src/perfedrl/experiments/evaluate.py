@@ -1,4 +1,4 @@
-"""Evaluation of a saved run, agent by agent, before and after adaptation, with the run's own evaluation."""
+"""Evaluation of a saved run: the return of every agent before and after adaptation."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from perfedrl.simulation.simulator import Simulation
 
 
 class AgentReturn(NamedTuple):
-    """One agent's expected return over the run's seeds, and the return of an optimal policy where that is known.
+    """One agent's mean return over the run's seeds, and the optimal return of a finite MDP.
 
     Agents are numbered as in `personalize`: held-out agents follow the training agents.
     """
@@ -31,18 +31,18 @@ class AgentReturn(NamedTuple):
 
 
 def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
-    """Evaluate every training and held-out agent, with the run's own adaptation step size or another one.
+    """Evaluate every training and held-out agent with the run's evaluation; samples are fresh.
 
-    Finite MDPs are evaluated exactly, others by Monte Carlo from fresh trajectories.
+    Agents adapt as the run's algorithm does, or, with `alpha`, by one policy-gradient step of that size.
     """
     check_shared(run)
     experiment, message = run.config.experiment, run.message
     if alpha is not None:
-        # FedAvg-PG personalizes by one policy-gradient step from the shared parameters; its training is not used.
+        # FedAvg-PG personalizes by one policy-gradient step from the shared parameters; nothing is trained here.
         check_step_sizes(alpha, 1.0)
         experiment, message = replace(experiment, algorithm=FedAvgPG(alpha, beta=1.0)), run.params
     fleet, simulation = experiment.fleet, Simulation(experiment, run.config.seeds)
-    # A round that training never reaches, so that the episodes are not those of the run's own evaluations.
+    # A round that training never reaches, so that the episodes differ from those of the run's own evaluations.
     state = simulation.start()._replace(server=ServerState(message))
     try:
         measured = simulation.measure(state, run.config.rounds + 1)
@@ -65,13 +65,13 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
 def check_shared(run: Run) -> None:
     """Reject a run without a shared initialization."""
     if not run.config.experiment.algorithm.federated:
-        raise UserError(f"{run.folder.name} trained every agent alone: there is no shared initialization to adapt")
+        raise UserError(f"{run.folder.name} trained every agent alone and has no shared initialization to adapt")
 
 
-def adaptation_step(run: Run, alpha: float | None, lane: int) -> Any:
-    """The step size to adapt with: the given one, or the run's own, which may differ between parameters."""
+def adaptation_step_size(run: Run, alpha: float | None, replica: int) -> Any:
+    """The step size to adapt with: `alpha`, or that of one of the run's seeds, which may differ between parameters."""
     check_shared(run)
     if alpha is None:
-        return deployed_step_size(run.config.experiment.algorithm, jax.tree.map(lambda x: x[lane], run.message))
+        return deployed_step_size(run.config.experiment.algorithm, jax.tree.map(lambda x: x[replica], run.message))
     check_step_sizes(alpha, 1.0)
     return alpha

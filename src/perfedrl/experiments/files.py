@@ -1,4 +1,4 @@
-"""Files, written whole or not at all, and read with distrust."""
+"""Files: atomic writes, and reads that report damage as an error of one sentence."""
 
 import io
 import os
@@ -14,29 +14,29 @@ from safetensors import SafetensorError, safe_open
 
 from perfedrl.errors import UserError
 
-AGAIN = "train its config again with --restart"
+RETRAIN_HINT = "train its config again with --restart"
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder that cannot be one, before any work is done for it."""
+    """Reject a folder that cannot be created or written to, before any work is done."""
     for part in (path, *path.parents):
         if part.exists():
             if not part.is_dir():
-                raise UserError(f"{part} is a file; a folder is needed there")
+                raise UserError(f"{part} is a file; expected a folder")
             if not os.access(part, os.W_OK):
                 raise UserError(f"the folder {part} cannot be written to")
             return
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before any work is done for it."""
+    """Reject a file that cannot be written, before any work is done."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; a file is needed there")
+        raise UserError(f"{path} is a folder; expected a file")
     check_folder(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part, also after a crash."""
+    """Write a file so that readers see either the old or the new content, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -52,32 +52,33 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Arrays as the content of an .npz file."""
+    """Encode arrays as the content of an .npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     return buffer.getvalue()
 
 
 def read_npz(path: Path, make: Callable[[Mapping[str, np.ndarray]], Any]) -> Any:
-    """Make something of the arrays in an .npz file."""
+    """Read an .npz file and return `make` of its arrays."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return make(dict(arrays))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is damaged; {AGAIN}") from error
+        raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
 
 
 def named_leaves(tree: Any) -> dict[str, np.ndarray]:
-    """The leaves of a pytree by their paths, "0.weight", say; a single array is called "theta"."""
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator=".") or "theta"  # noqa: E731
-    return {name(path): np.asarray(leaf, order="C") for path, leaf in paths}
+    """The leaves of a pytree by their paths, such as "0.weight"; the name of a single array is "theta"."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "theta": np.asarray(leaf, order="C")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a safetensors file and its metadata."""
+    """Read the tensors and the metadata of a safetensors file."""
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable safetensors file; {AGAIN}") from error
+        raise UserError(f"{path} is not a readable safetensors file; {RETRAIN_HINT}") from error

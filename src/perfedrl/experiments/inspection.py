@@ -1,4 +1,4 @@
-"""What a config describes, before anything is trained: its agents, what tells them apart, and one of their episodes."""
+"""Inspection of a config before training: its agents, the settings in which they differ, and an episode."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,17 +16,17 @@ from perfedrl.rollout import sampler
 from perfedrl.simulation.keys import start_key
 from perfedrl.types import Params, Trajectory
 
-MANY = 9
-"""Numbers that a table still shows; of longer arrays it says how long they are."""
+MOST_NUMBERS = 9
+"""The length of the longest array that a table shows; for longer arrays it shows the shape."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A config's fleet: what all agents share, what each has of its own, and what a round costs each."""
+    """A config's fleet: settings that all agents share, settings of each agent, and the cost of a round per agent."""
 
     shared: dict[str, str]
     own: list[dict[str, str]]
-    """Agent by agent, training agents first."""
+    """One table for each agent, training agents first."""
     agents: int
     parameters: int
     trajectories: int
@@ -34,10 +34,10 @@ class Inspection:
 
 
 def inspect(config: Config) -> Inspection:
-    """Build what a config describes and look at it; nothing is trained."""
+    """Describe the fleet of a config; nothing is trained."""
     experiment = config.experiment
     params = jax.eval_shape(experiment.policy.init, jax.random.key(0))
-    shared, own = described(experiment.fleet)
+    shared, own = describe_agents(experiment.fleet)
     return Inspection(
         shared,
         own,
@@ -48,35 +48,37 @@ def inspect(config: Config) -> Inspection:
     )
 
 
-def described(fleet: Fleet) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """What all agents share, and what each has of its own, by name."""
-    every = [fleet.task(i) for i in range(fleet.agents)]
-    every += [fleet.task(i, held_out=True) for i in range(fleet.held_out_agents)]
-    facts = [task.settings for task in every]
-    same = lambda name: all(name in each and np.array_equal(facts[0][name], each[name]) for each in facts)  # noqa: E731
-    alike = {name for name in facts[0] if same(name)}
-    general = {"horizon": every[0].horizon, "discount": every[0].discount}
-    first = every[0]
+def describe_agents(fleet: Fleet) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """The settings that all agents share, and those of each agent, by name."""
+    tasks = [fleet.task(i) for i in range(fleet.agents)]
+    tasks += [fleet.task(i, held_out=True) for i in range(fleet.held_out_agents)]
+    first, settings = tasks[0], [task.settings for task in tasks]
+
+    def is_shared(name: str) -> bool:
+        return all(name in each and np.array_equal(settings[0][name], each[name]) for each in settings)
+
+    equal = {name for name in settings[0] if is_shared(name)}
+    general = {"horizon": first.horizon, "discount": first.discount}
     spaces = {"actions": first.actions, "action_size": first.action_size, "observation_size": first.observation_size}
     general |= {name: size for name, size in spaces.items() if size is not None}
-    shared = general | {name: facts[0][name] for name in facts[0] if name in alike}
-    own = [{name: plain(each.get(name)) for name in facts[0] if name not in alike} for each in facts]
-    return {name: plain(x) for name, x in shared.items()}, own
+    shared = general | {name: settings[0][name] for name in settings[0] if name in equal}
+    own = [{name: format_setting(each.get(name)) for name in settings[0] if name not in equal} for each in settings]
+    return {name: format_setting(x) for name, x in shared.items()}, own
 
 
-def plain(value: Any) -> str:
-    """A setting as a table shows it."""
+def format_setting(value: Any) -> str:
+    """A setting as text for a table."""
     if not isinstance(value, np.ndarray | float | np.floating):
         return abbreviated(value)
     array = np.asarray(value)
-    if array.size > MANY:
+    if array.size > MOST_NUMBERS:
         return f"{' x '.join(map(str, array.shape))} numbers"
     text = np.array2string(array, precision=4, separator=", ", suppress_small=True).replace("\n", "")
     return text if array.ndim else f"{array:.4g}"
 
 
 def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory | None]:
-    """An agent's task, the parameters that training starts from, and an episode of the agent under them, if any."""
+    """An agent's task, the initial parameters, and one episode with them; None for agents with examples."""
     fleet, policy = config.experiment.fleet, config.experiment.policy
     count = fleet.agents + fleet.held_out_agents
     if not 0 <= agent < count:

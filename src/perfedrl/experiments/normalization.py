@@ -1,4 +1,4 @@
-"""The table [normalization] of a config: what is normalized, and where its statistics live."""
+"""The table [normalization] of a config: which signals are normalized, and where the moments are stored."""
 
 from typing import Any, Literal
 
@@ -11,13 +11,13 @@ from perfedrl.estimators.curvature import CentralDifferences, Curvature
 from perfedrl.policies.normalized import Normalized, normalized
 
 LOCAL_STEP, ADAPTATION_STEP = 0.1, 0.5
-"""How much of the way to a batch's moments a step goes where no rate is set: a local one, and an adaptation at most."""
+"""The default share of the way to a batch's moments in a local step, and its maximum in an adaptation step."""
 
 Home = Literal["none", "federated", "local"]
 
 
 class Normalization(BaseModel):
-    """Whether observations and rewards are normalized, and whether the moments travel or stay with the agents."""
+    """Whether observations and rewards are normalized, and whether their moments are federated or stay local."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,11 +27,11 @@ class Normalization(BaseModel):
 
 
 def normalize(table: Normalization | None, fleet: Fleet, policy: Any, algorithm: Algorithm) -> Any:
-    """The policy, normalized where a config asks for it."""
+    """The policy with the normalization that a config asks for."""
     if table is None:
         return policy
     if not algorithm.federated and "federated" in (table.observations, table.rewards):
-        raise UserError(f'{type(algorithm).__name__} sends nothing: its normalization can only be "local" or "none"')
+        raise UserError(f'{type(algorithm).__name__} sends nothing; its normalization must be "local" or "none"')
     rate = rate_for(algorithm) if table.rate is None else table.rate
     check_rate(algorithm, rate)
     return normalized(fleet, policy, table.observations != "none", table.rewards != "none", rate)
@@ -44,28 +44,28 @@ def personal_moments(table: Normalization | None) -> tuple[str, ...]:
 
 
 def rate_for(algorithm: Algorithm) -> float:
-    """A tenth of the way in a local step, and in an adaptation step at most half of it."""
+    """The default rate: LOCAL_STEP of the way in a local step, and at most ADAPTATION_STEP in an adaptation step."""
     sizes = [(LOCAL_STEP, "beta"), (ADAPTATION_STEP, "alpha"), (ADAPTATION_STEP, "deployment_alpha")]
     found = algorithm.step_sizes
     return min((share / size for share, name in sizes if (size := found.get(name))), default=1.0)
 
 
 def check_rate(algorithm: Algorithm, rate: float) -> None:
-    """Refuse steps that go beyond a batch's moments; an adaptation that goes there leaves nothing to learn."""
+    """Reject steps beyond a batch's moments, and adaptation steps that reach them: those would replace the moments."""
     for name in ("alpha", "beta", "deployment_alpha"):
-        way = algorithm.step_sizes.get(name, 0.0) * rate
-        if way > 1 or (way == 1 and name != "beta"):
+        share = algorithm.step_sizes.get(name, 0.0) * rate
+        if share > 1 or (share == 1 and name != "beta"):
             most = "at most 1" if name == "beta" else "less than 1"
             raise UserError(
-                f"{name} times the normalization's rate must be {most}, a share of the way to a batch's statistics; "
-                f"it is {way:g}: lower the rate, or leave it out"
+                f"{name} times the normalization's rate must be {most}, as a share of the way to a batch's moments, "
+                f"got {share:g}; lower the rate, or leave it out"
             )
 
 
 def check_curvature(policy: Any, curvature: Curvature) -> None:
-    """Refuse central differences where they would move statistics along with the policy."""
+    """Reject central differences for normalized policies, since they would also vary the moments."""
     if isinstance(policy, Normalized) and isinstance(curvature, CentralDifferences):
         raise UserError(
-            "central differences would differentiate by the normalization's statistics too: choose another form of "
-            "curvature, or no [normalization]"
+            "central differences would also differentiate by the normalization's moments; choose another form of "
+            "curvature, or leave out [normalization]"
         )

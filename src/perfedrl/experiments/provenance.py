@@ -1,4 +1,4 @@
-"""Where a run came from: versions, device, commit, duration."""
+"""The provenance of a run: versions, device, commit and duration."""
 
 import platform
 import subprocess
@@ -15,7 +15,7 @@ PACKAGES = ("perfedrl", "jax", "jaxlib", "equinox", "optax", "numpy")
 
 
 def provenance(seconds: float) -> dict[str, Any]:
-    """Describe this machine and this code, with the seconds that a run took on it."""
+    """Describe this machine, this code, and the duration of a run."""
     device = jax.local_devices()[0]
     return {
         "format": FORMAT,
@@ -30,7 +30,7 @@ def provenance(seconds: float) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that this code runs from, marked when it has changes; None when installed."""
+    """The commit of the source tree, with "+changes" if it was modified; None for an installed package."""
     here = Path(__file__).resolve().parent
 
     def git(*args: str) -> str:

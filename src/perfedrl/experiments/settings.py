@@ -1,4 +1,4 @@
-"""Settings from TOML, checked: what is wrong is one sentence about the first thing that is."""
+"""Settings from TOML files; an error is one sentence about the first mistake."""
 
 import json
 import tomllib
@@ -15,7 +15,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def read_table(path: Path, what: str) -> dict[str, Any]:
-    """The table in a TOML file; `what` is what it should be."""
+    """Read a TOML file; `what` is the kind of file, for error messages."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -26,8 +26,8 @@ def read_table(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
-def beside(path: Path, table: dict[str, Any]) -> dict[str, Any]:
-    """The table with the file that its fleet names looked for in the table's own folder."""
+def resolve_fleet_file(path: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Resolve the fleet's file, if the table names one, relative to the folder of the TOML file."""
     fleet = table.get("fleet")
     if isinstance(fleet, dict) and isinstance(fleet.get("file"), str) and fleet["file"]:
         fleet["file"] = str(path.parent / fleet["file"])
@@ -35,7 +35,7 @@ def beside(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(model: type[Model], table: Mapping[str, Any], what: str) -> Model:
-    """The settings in a table."""
+    """Validate a table with a model; `what` is the kind of table, for error messages."""
     for key in table:
         if key not in model.model_fields:
             raise UserError(f"unknown key {key!r}{nearest(key, model.model_fields)}")
@@ -53,4 +53,5 @@ def validated(model: type[Model], table: Mapping[str, Any], what: str) -> Model:
 
 
 def article(noun: str) -> str:
+    """The indefinite article of a noun."""
     return "an" if noun[0] in "aeiou" else "a"

@@ -1,4 +1,4 @@
-"""Seeds -> intervals."""
+"""Statistics over seeds: means, medians and shares with confidence intervals, and ranks of methods."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) -> Interval:
-    """The mean over seeds and its Student-t interval; a single seed has no spread and gets an unbounded one."""
+    """The mean over seeds and its Student-t interval, which is unbounded for a single seed."""
     values = np.asarray(values, dtype=float)
     mean = float(values.mean())
     if len(values) < 2:
@@ -26,9 +26,9 @@ def mean_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) 
 
 
 def median_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) -> Interval:
-    """The median over seeds and its interval between two order statistics; with few seeds that is unbounded.
+    """The median over seeds and its interval between two order statistics, which is unbounded for few seeds.
 
-    The number of values below the median is binomial whatever the distribution, also a bimodal one.
+    The interval is valid for every distribution, since the number of values below the median is binomial.
     """
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
@@ -39,7 +39,7 @@ def median_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95
 
 
 def bootstrap_interval(values: Float[np.ndarray, " seed"], confidence: float = 0.95) -> Interval:
-    """The mean over seeds and its percentile bootstrap interval, the same every time; a single seed's is unbounded."""
+    """The mean over seeds and its percentile bootstrap interval; deterministic, and unbounded for a single seed."""
     from scipy.stats import bootstrap  # slow to import
 
     values = np.asarray(values, dtype=float)
@@ -65,9 +65,9 @@ def at_cost(
 
 
 def mean_ranks(values: Float[np.ndarray, "block method"]) -> Float[np.ndarray, " method"]:
-    """The mean over blocks of each method's rank, 1 for the highest value; equal values share theirs.
+    """The mean over blocks of each method's rank, 1 for the highest value; ties share their mean rank.
 
-    What is no number comes last.
+    NaN ranks last.
     """
     from scipy.stats import rankdata  # slow to import
 
@@ -75,7 +75,7 @@ def mean_ranks(values: Float[np.ndarray, "block method"]) -> Float[np.ndarray, "
 
 
 def critical_difference(methods: int, blocks: int, confidence: float = 0.95) -> float:
-    """How far apart mean ranks must be not to be chance (Nemenyi's test, all pairs at once)."""
+    """The least significant difference between mean ranks (Nemenyi's test, all pairs at once)."""
     from scipy.stats import studentized_range
 
     if methods < 2:

@@ -1,8 +1,8 @@
-"""A run on disk: config.toml, history.npz, params.safetensors and provenance.json in one folder, and deployment.npz
-where the config asks for a deployment.
+"""Runs on disk: one folder with config.toml, history.npz, params.safetensors and provenance.json.
 
-Every file is written beside its place and then renamed, and the folder gets its final name last, so what carries a
-run's name is complete. Until then a folder `.partial` holds the last checkpoint.
+If the config asks for a deployment, the folder also has deployment.npz. Every file is written under a temporary name
+and then renamed, and the folder gets its final name last, so that a folder with a run's name is complete. Until then a
+folder `.partial` holds the last checkpoint.
 """
 
 import json
@@ -23,17 +23,17 @@ from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config, read_config
-from perfedrl.experiments.files import AGAIN, named_leaves, npz, read_npz, read_safetensors, write_atomically
+from perfedrl.experiments.files import RETRAIN_HINT, named_leaves, npz, read_npz, read_safetensors, write_atomically
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.types import Params
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks; there a second process is not noticed
+except ImportError:  # Windows has no such locks; there a second process is not detected
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = 3
-"""Raised when the layout of a run changes; a run of another format is refused."""
+"""The version of the layout of run folders; runs of other versions are rejected."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")
 DEPLOYMENT = "deployment.npz"
@@ -43,7 +43,7 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its config, what it measured, the last message of every seed, and where it came from."""
+    """A finished run: its config, its measurements, the last message of every seed, and its provenance."""
 
     folder: Path
     config: Config
@@ -59,15 +59,15 @@ class Run:
 
     @property
     def deployed(self) -> Deployment:
-        """What the finished initialization is worth to new agents."""
+        """The deployment; raise `UserError` if the run has none."""
         if self.deployment is None:
-            raise UserError(f"{self.folder.name} measured no deployment; its config needs few_shot under [evaluation]")
+            raise UserError(f"{self.folder.name} has no deployment; set few_shot under [evaluation] in its config")
         return self.deployment
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An unfinished run after an evaluation: leaves of the fleet's state with a leading seed axis."""
+    """An unfinished run: the leaves of the fleet's state, with a leading seed axis, and the history so far."""
 
     round: int
     leaves: tuple[np.ndarray, ...]
@@ -83,7 +83,7 @@ def save_run(
     message: PyTree,
     provenance: Mapping[str, Any],
 ) -> Run:
-    """Write a finished run, remove its checkpoint and return the run. The folder is renamed when it is complete."""
+    """Write a finished run, remove its checkpoint and return the run; the folder is renamed when it is complete."""
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
     own_file = {}
@@ -109,9 +109,9 @@ def save_run(
 
 
 def load_run(folder: str | Path, config: Config | None = None) -> Run:
-    """Read a finished run. A missing, damaged or too new file is an error of one sentence.
+    """Read a finished run; a missing or damaged file, or one of another version, is an error of one sentence.
 
-    `config` is the run's config where the caller has it, so that its experiment is not built again.
+    `config` is the run's config if the caller has it, so that its experiment is not built again.
     """
     folder = Path(folder)
     folder = folder if folder.name else folder.resolve()
@@ -119,13 +119,13 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
         siblings = [path.name for path in folder.parent.glob("*-*") if path.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
     if folder.name.endswith(PARTIAL):
-        raise UserError(f"{folder} has no trained initialization yet; run `perfedrl train` on its config to finish it")
+        raise UserError(f"{folder} has no trained initialization yet; finish it with `perfedrl train` and its config")
     provenance = read_provenance(folder)
     _check_complete(folder, FILES)
     path = folder / "config.toml"
     on_disk = load_config(path) if config is None else read_config(path)
     if not folder.name.endswith(on_disk.digest):
-        raise UserError(f"{path} is not the config of this run, its digest is {on_disk.digest}; {AGAIN}")
+        raise UserError(f"{path} is not the config of this run, since its digest is {on_disk.digest}; {RETRAIN_HINT}")
     config = on_disk if config is None else config
     history, deployment = read_npz(folder / "history.npz", History.of), None
     if config.experiment.evaluation.few_shot:
@@ -133,38 +133,40 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
         deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
     leaves, _ = read_safetensors(folder / "params.safetensors")
     server, _ = config.experiment.algorithm.init(config.experiment.policy.init(jax.random.key(0)))
-    message = _like(server.message, leaves, len(config.seeds))
+    message = _unflatten_like(server.message, leaves, len(config.seeds))
     return Run(folder, config, history, message, provenance, deployment)
 
 
 def _check_complete(folder: Path, files: Sequence[str]) -> None:
+    """Reject a run folder in which files are missing."""
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {AGAIN}")
+        raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {RETRAIN_HINT}")
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
+    """Read where a run came from, and check the version of its format."""
     path = folder / "provenance.json"
     _check_complete(folder, (path.name,))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        format_, known = content["format"], {"seconds", "finished", "device"} <= set(content)
+        format_, complete = content["format"], {"seconds", "finished", "device"} <= set(content)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged; {AGAIN}") from error
-    if not isinstance(format_, int) or not known:
-        raise UserError(f"{path} is damaged; {AGAIN}")
+        raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
+    if not isinstance(format_, int) or not complete:
+        raise UserError(f"{path} is damaged; {RETRAIN_HINT}")
     if format_ < FORMAT:
-        raise UserError(f"{folder} was written by an older perfedrl (format {format_}, now {FORMAT}); {AGAIN}")
+        raise UserError(f"{folder} was written by an older perfedrl (format {format_}, now {FORMAT}); {RETRAIN_HINT}")
     if format_ > FORMAT:
         raise UserError(
             f"{folder} was written by a newer perfedrl ({content.get('perfedrl')}, format {format_}); "
-            f"this one reads format {FORMAT}: upgrade perfedrl"
+            f"this version reads format {FORMAT}; upgrade perfedrl"
         )
     return content
 
 
 def has_run(root: Path, config: Config) -> bool:
-    """Whether a finished run of this config is there."""
+    """Whether a finished run of this config exists."""
     return all((root / config.folder / name).is_file() for name in FILES)
 
 
@@ -175,7 +177,7 @@ def list_runs(root: Path) -> list[Path]:
 
 
 def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
-    """Write where an unfinished run stands, in one file."""
+    """Write the checkpoint of an unfinished run."""
     tensors = {f"state.{i}": np.ascontiguousarray(leaf) for i, leaf in enumerate(checkpoint.leaves)}
     tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in checkpoint.history.arrays().items()}
     about = {"format": str(FORMAT), "round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
@@ -183,35 +185,34 @@ def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
-    """Read where an unfinished run stands, if there is one."""
+    """Read the checkpoint of an unfinished run, if there is one."""
     path = partial_folder(root, config) / CHECKPOINT
     if not path.is_file():
         return None
     tensors, about = read_safetensors(path)
     try:
         if int(about["format"]) != FORMAT:
-            raise UserError(f"{path} was written by another version of perfedrl: start again with --restart")
+            raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
         leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
-        kept = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
-        history = History.of(kept)
-        return Checkpoint(int(about["round"]), tuple(leaves), history, float(about["seconds"]))
+        arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
+        return Checkpoint(int(about["round"]), tuple(leaves), History.of(arrays), float(about["seconds"]))
     except KeyError as error:
-        raise UserError(f"{path} is damaged; {AGAIN}") from error
+        raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
 
 
 def has_checkpoint(root: Path, config: Config) -> bool:
-    """Whether an unfinished run of this config is there."""
+    """Whether an unfinished run of this config exists."""
     return (partial_folder(root, config) / CHECKPOINT).is_file()
 
 
 def discard_checkpoint(root: Path, config: Config) -> None:
-    """Forget where an unfinished run stood."""
+    """Delete the checkpoint of an unfinished run."""
     (partial_folder(root, config) / CHECKPOINT).unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(root: Path, config: Config) -> Iterator[None]:
-    """Keep other processes from training the same run; the lock goes with its holder, however that ends."""
+    """Keep other processes from training the same run; the lock is released when its process ends."""
     folder = partial_folder(root, config)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "wb") as file:
@@ -219,7 +220,7 @@ def locked(root: Path, config: Config) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UserError(f"another process is training {config.folder} right now") from error
+                raise UserError(f"another process is training {config.folder}; wait until it has finished") from error
         try:
             yield
         finally:
@@ -229,17 +230,19 @@ def locked(root: Path, config: Config) -> Iterator[None]:
 
 
 def partial_folder(root: Path, config: Config) -> Path:
-    """Where a run stands until it is finished."""
+    """The folder of an unfinished run."""
     return root / f"{config.folder}{PARTIAL}"
 
 
 def _number(name: str) -> int:
+    """The number at the end of a tensor's name."""
     return int(name.rpartition(".")[2])
 
 
-def _like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int) -> Any:
+def _unflatten_like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int) -> Any:
+    """Put saved leaves into the structure of a template, after a check of their names and shapes."""
     expected = {name: (seeds, *leaf.shape) for name, leaf in named_leaves(template).items()}
-    came = {name: leaf.shape for name, leaf in leaves.items()}
-    if came != expected:
-        raise UserError(f"the saved parameters {came} do not fit the policy, which needs {expected}")
+    found = {name: leaf.shape for name, leaf in leaves.items()}
+    if found != expected:
+        raise UserError(f"the saved parameters do not fit the policy: expected {expected}, got {found}")
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])

@@ -1,4 +1,4 @@
-"""Training: configs become runs. Configs that differ only in seeds and step sizes train in one compiled program."""
+"""Training of configs; those that differ only in seeds and step sizes train in one compiled program."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -34,11 +34,11 @@ from perfedrl.simulation.run_state import RunState
 from perfedrl.simulation.simulator import Simulation
 
 CHECKPOINT_SECONDS = 2.0
-"""The least time between two checkpoints; an interrupt writes one in any case."""
+"""The least time between two checkpoints; an interrupt always writes one."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training was stopped by the user; the last evaluation is on disk."""
+    """Raised when the user stops training; the checkpoint of the last pause is on disk."""
 
     def __init__(self, names: Sequence[str], round_: int, rounds: int):
         super().__init__(f"stopped {', '.join(names)} after round {round_} of {rounds}")
@@ -55,15 +55,15 @@ def train(
 ) -> Any:
     """Train a config, or several at once, and return the run or the list of runs.
 
-    Runs that are already in `root` are read instead of trained, and interrupted ones resume from their checkpoint,
-    unless `restart` is set. `observers` are told of each run's evaluations. Compiled programs are kept on disk for the
-    next time unless `compile_cache` is off.
+    Finished runs in `root` are read instead of trained, and interrupted ones resume from their checkpoint, unless
+    `restart` is set. `chunk` limits how many agents run at a time. `observers` are told of each run's evaluations.
+    Compiled programs are cached on disk unless `compile_cache` is off.
     """
     configs = [config] if isinstance(config, Config) else list(config)
     root = Path(root)
     check_folder(root)
     if chunk is not None and chunk < 1:
-        raise UserError(f"chunk must be at least 1; it is {chunk}")
+        raise UserError(f"chunk must be at least 1, got {chunk}")
     if compile_cache:
         enable_cache()
     if restart:
@@ -92,14 +92,14 @@ def saved(configs: Sequence[Config], root: str | Path = "runs") -> list[Run]:
 
 
 def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulation:
-    """Configs that can train together, as the replicas of one simulation."""
+    """One simulation whose replicas are the seeds of several configs that can train together."""
     algorithms = [config.experiment.algorithm for config in configs for _ in config.seeds]
     seeds = [seed for config in configs for seed in config.seeds]
     return Simulation(configs[0].experiment, seeds, algorithms, chunk)
 
 
 def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], list[Checkpoint]]]:
-    """Configs that share a program and are at the same round, with their checkpoints if they have any."""
+    """Group configs that share a program and have reached the same round, with their checkpoints, if any."""
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
     for config in configs:
         checkpoint = load_checkpoint(root, config)
@@ -121,7 +121,7 @@ class CheckpointWriter(Observer):
 
     @property
     def seconds(self) -> float:
-        """The time that training took so far, including earlier parts of the run."""
+        """The duration of training so far, including the parts before interrupts."""
         return time.monotonic() - self._began
 
     def on_start(self, state: RunState) -> None:
@@ -156,7 +156,7 @@ class _Group:
         writers = [CheckpointWriter(self.root, config, seconds) for config in self.configs]
         watching = [[*self.observers, writer] for writer in writers]
         start = RunState(checkpoints[0].round if checkpoints else 0, None, None)
-        for state, observers in zip(self._of_each(start), watching, strict=True):
+        for state, observers in zip(self._split_by_config(start), watching, strict=True):
             for observer in observers:
                 observer.on_start(state)
         state = begun = self._resume(checkpoints)
@@ -168,7 +168,7 @@ class _Group:
             deployment = self.simulation.deploy(state.fleet_state, self.rounds)
             return self._save_runs(state, deployment, writers[0].seconds)
         except UserError:
-            if state.round > begun.round:  # keep what was learned until then
+            if state.round > begun.round:  # keep the progress since the last checkpoint
                 self._write(state, writers)
             raise
         except KeyboardInterrupt:
@@ -178,19 +178,20 @@ class _Group:
             self.simulation.fleet.close()
 
     def _resume(self, checkpoints: Sequence[Checkpoint]) -> RunState:
+        """The state to train from: that of the checkpoints, or the start."""
         if not checkpoints:
             return self.simulation.begin()
         leaves = [np.concatenate(parts) for parts in zip(*(c.leaves for c in checkpoints), strict=True)]
         start = self.simulation.start()
         if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
             raise UserError(
-                "the checkpoint is of another kind of algorithm than the config: train again with --restart"
+                "the checkpoint belongs to another kind of algorithm than the config; train again with --restart"
             )
         state = jax.tree.unflatten(jax.tree.structure(start), leaves)
         return RunState(checkpoints[0].round, state, History.join([c.history for c in checkpoints]))
 
-    def _of_each(self, state: RunState) -> list[RunState]:
-        """The state of each config's own run."""
+    def _split_by_config(self, state: RunState) -> list[RunState]:
+        """Split the state of the group into the states of the configs' runs."""
 
         def own(config: Config, replicas: slice) -> RunState:
             fleet_state = jax.tree.map(lambda x: x[replicas], state.fleet_state)
@@ -200,17 +201,17 @@ class _Group:
         return [own(config, replicas) for config, replicas in zip(self.configs, self.replicas, strict=True)]
 
     def _announce(self, state: RunState, watching: Sequence[Sequence[Observer]]) -> None:
-        for own, observers in zip(self._of_each(state), watching, strict=True):
+        for own, observers in zip(self._split_by_config(state), watching, strict=True):
             announce(observers, own)
 
     def _write(self, state: RunState, writers: Sequence[CheckpointWriter]) -> None:
-        of = dict(zip([config.folder for config in self.configs], self._of_each(state), strict=True))
+        of = dict(zip([config.folder for config in self.configs], self._split_by_config(state), strict=True))
         for writer in writers:
             writer.write(of[writer.config.folder])
 
     def _save_runs(self, state: RunState, deployment: Deployment | None, seconds: float) -> list[Run]:
         runs = []
-        for config, replicas, own in zip(self.configs, self.replicas, self._of_each(state), strict=True):
+        for config, replicas, own in zip(self.configs, self.replicas, self._split_by_config(state), strict=True):
             others = [c.folder for c in self.configs if c is not config]
             about = {**provenance(seconds), "trained_with": others}
             few_shot = deployment and deployment.select(replicas)

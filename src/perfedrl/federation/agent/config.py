@@ -17,7 +17,7 @@ from perfedrl.envs import ENVS, Fleet, Task, fleet
 from perfedrl.envs.base import PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, make_config, whole
-from perfedrl.experiments.settings import beside, read_table, validated
+from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.registry import abbreviated
 from perfedrl.rollout import PythonSampler
 from perfedrl.simulation.evaluation import check_fit
@@ -147,7 +147,7 @@ def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentC
     table = read_table(path, "agent config")
     if env is not None:
         table["fleet"] = {"env": env}
-    table = beside(path, table)
+    table = resolve_fleet_file(path, table)
     try:
         return make_agent_config(table)
     except UserError as error:
