@@ -185,6 +185,7 @@ def test_a_run_of_local_training_has_no_shared_initialization(run, tmp_path):
         make_config({**alone, "fleet": TABLE["fleet"]})
 
 
+@pytest.mark.slow
 def test_configs_that_train_together_keep_their_own_rollouts(finished, tmp_path):
     """A run's rollouts are those of its own first seed, as if it had trained alone."""
     other = make_config({**TABLE, "seeds": [9], "algorithm": {**TABLE["algorithm"], "alpha": 3.0}})

@@ -188,6 +188,7 @@ def test_compiled_programs_are_cached_on_disk(tmp_path):
     assert misses == 0
 
 
+@pytest.mark.slow
 def test_chunks_of_agents_do_not_change_a_run(finished, tmp_path):
     assert_same(train(CONFIG, tmp_path, chunk=3), finished)
 

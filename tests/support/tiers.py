@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import settings
 
-FEW = 5
+FEW = 3
 """Examples of a property in `make test`, where each of them may compile."""
 
 
