@@ -157,7 +157,7 @@ def test_a_seed_gives_the_same_bits_alone_with_others_and_in_pieces():
 
 def test_a_run_is_what_its_agents_do_one_by_one():
     there = simulation(0, 1)
-    algorithm, agent = there.algorithms[0], Sampled(there.policy)
+    algorithm, agent = there.algorithms[0], Sampled(there.experiment.policy)
     message = jax.tree.map(lambda x: x[0], there.start().server.message)
     work = jit(lambda message, task, key: algorithm.client(message, (), agent(task), key)[0])
     for k in range(4):
@@ -180,7 +180,9 @@ def test_agents_are_measured_on_examples_that_they_never_adapt_with():
     np.testing.assert_allclose(deployed.outcomes["accuracy"][0, 0, 0], accuracy, rtol=1e-6)
 
     poisoned = Classification(task.examples._replace(labels=task.examples.labels * 0), task.test, 4)
-    measure = jit(lambda task: deploy(there._evaluation, there.algorithms[0], theta, (), task, KEY)[0]["return"])
+    measure = jit(
+        lambda task: deploy(there.experiment.evaluation, there.algorithms[0], theta, (), task, KEY)[0]["return"]
+    )
     before, after = np.asarray(measure(task) == measure(poisoned))
     assert before
     assert not after, "what an agent adapts with changes what it has learned, not what it is measured on"
@@ -210,7 +212,7 @@ def test_names_of_classes_differ_between_agents_as_the_fleet_says():
         ({"classes": 1}, "classes must be from 2"),
         ({"classes_per_agent": 11}, "classes_per_agent must be from 1 to 10"),
         ({"informative": 17}, "informative must be from 1 to 16"),
-        ({"heterogeneity": 1.5}, "heterogeneity must lie in"),
+        ({"heterogeneity": 1.5}, "expected heterogeneity in"),
         ({"examples": 0}, "examples must be from 1"),
         ({"held_out": -1}, "held_out and seed must be >= 0"),
     ],

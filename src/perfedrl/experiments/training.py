@@ -165,6 +165,7 @@ class _Group:
                 self._announce(begun, watching)
             for state in self.simulation.run(begun, self.configs[0].stops):
                 self._announce(state, watching)
+            assert state.fleet_state is not None
             deployment = self.simulation.deploy(state.fleet_state, self.rounds)
             return self._save_runs(state, deployment, writers[0].seconds)
         except UserError:

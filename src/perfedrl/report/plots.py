@@ -100,7 +100,7 @@ class Panel:
     @property
     def first_reach(self) -> Any:
         """The step at which each episode first is in the goal region, or the episode's length."""
-        return first_reach(self.paths, self.goal, self.radius)
+        return first_reach(np.asarray(self.paths), np.asarray(self.goal), self.radius)
 
     @property
     def reached(self) -> int:
