@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line: commands, help texts, mistakes and Ctrl-C."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_list_names_every_registered_part(run, kind):
 
 
 @pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]])
-def test_help_teaches(run, command):
+def test_every_command_has_a_help_text(run, command):
     code, out, err = run(*command, "--help")
     assert code == 0
     assert "Usage" in out + err
@@ -89,7 +89,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("command", "words"), MISTAKES, ids=lambda x: x if isinstance(x, str) else "")
-def test_a_mistake_is_one_sentence_exit_code_2_and_leaves_nothing(run, tmp_path, monkeypatch, command, words):
+def test_a_mistake_is_one_sentence_with_exit_code_2_and_writes_nothing(run, tmp_path, monkeypatch, command, words):
     monkeypatch.setattr("perfedrl.simulation.simulator.advance_replicas", lambda *_, **__: pytest.fail("compiled"))
     config = tmp_path / "config.toml"
     arguments = [str(write(config, x)) if isinstance(x, dict) else x for x in command]
@@ -99,11 +99,11 @@ def test_a_mistake_is_one_sentence_exit_code_2_and_leaves_nothing(run, tmp_path,
     assert len(err.strip().splitlines()) == 1, err
     assert "Traceback" not in err
     config.unlink(missing_ok=True)
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
 @pytest.mark.slow
-def test_reproduce_writes_claims_and_figures_and_skips_what_is_there(run, tmp_path, monkeypatch):
+def test_reproduce_writes_claims_and_figures_and_does_not_train_finished_runs_again(run, tmp_path, monkeypatch):
     code, _, _ = run("reproduce", "e1", "e6", "--seeds", "1", "--json", "claims.json")
     assert code == 0
     claims = json.loads((tmp_path / "claims.json").read_text())
@@ -119,8 +119,8 @@ def test_reproduce_writes_claims_and_figures_and_skips_what_is_there(run, tmp_pa
     assert "claims met" in again
 
 
-def test_ctrl_c_keeps_the_last_evaluation_and_says_how_to_go_on(tmp_path):
-    """A real process and a real signal."""
+def test_ctrl_c_writes_a_checkpoint_and_says_how_to_continue(tmp_path):
+    """With a real process and a real signal."""
     rounds = 100_000
     config = write(tmp_path / "long.toml", changed(rounds=rounds, evaluate_every=50))
     command = [sys.executable, "-m", "perfedrl", "train", str(config), "--no-compile-cache"]
@@ -145,6 +145,6 @@ def test_ctrl_c_keeps_the_last_evaluation_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in err
     from perfedrl.experiments.store import load_checkpoint
 
-    standing = load_checkpoint(tmp_path / "runs", make_config(changed(rounds=rounds, evaluate_every=50)))
-    assert standing.round >= 50
-    assert standing.history.rounds[-1] == standing.round
+    checkpoint = load_checkpoint(tmp_path / "runs", make_config(changed(rounds=rounds, evaluate_every=50)))
+    assert checkpoint.round >= 50
+    assert checkpoint.history.rounds[-1] == checkpoint.round

@@ -290,7 +290,7 @@ def test_one_step_makes_a_shared_classifier_an_agents_own_and_more_so_if_it_was_
 def test_the_command_line_shows_agents_with_examples_or_says_why_not(run):
     code, out, err = run("inspect", CONFIG)
     assert (code, err) == (0, "")
-    assert "no way to draw an episode" in out
+    assert "an episode of these agents cannot be drawn" in out
     code, _, err = run("estimators", CONFIG)
     assert code == 2
     assert "no episodes, which this needs" in err

@@ -1,21 +1,23 @@
-"""The command line: parse, call, print. One file per group of commands."""
+"""The command line of perfedrl, with one module for each group of commands."""
 
 import os
 import sys
 
 import typer
 
-from perfedrl.cli.console import INTERRUPTED, leave_at_once, say
+from perfedrl.cli.console import INTERRUPTED, exit_immediately, print_message
 from perfedrl.errors import UserError
 
 NETWORK = "federation"
 
 
 def application(group: str | None = None) -> typer.Typer:
-    """All commands; or those of the group `federation` alone, which run for weeks and need no JAX for that."""
+    """Make the application with all commands, or with the group `federation` only, which does not import JAX."""
     app = typer.Typer(
-        help="Personalized federated reinforcement learning: agents learn one shared initialization together, and each "
-        "turns it into its own policy with a single local policy-gradient step.",
+        help="Personalized federated reinforcement learning: agents learn a shared initialization together, and each "
+        "agent adapts it to its own policy with few local policy-gradient steps.\n\n"
+        "Start with `perfedrl demo`. For your own fleet: `perfedrl inspect CONFIG` shows its agents, `perfedrl train "
+        "CONFIG` trains them, and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -41,26 +43,26 @@ def application(group: str | None = None) -> typer.Typer:
 
 
 def main() -> None:
-    """The entry point: a user's mistake is one sentence and exit code 2."""
+    """Run a command; a user's mistake is reported in one sentence, with exit code 2."""
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # where a config's own modules are; those that are installed come first
+        sys.path.append(os.getcwd())  # for modules that a config names; installed modules come first
     try:
-        # what a command leaves with typer.Exit comes back as a number
+        # typer.Exit in a command is returned as a number
         code = application(*sys.argv[1:2])(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        say("stopped", "yellow")
-        leave_at_once()
+        print_message("stopped", "yellow")
+        exit_immediately()
     except UserError as error:
-        say(f"error: {error}", "red")
+        print_message(f"error: {error}", "red")
         sys.exit(2)
     except OSError as error:
-        say(f"error: {error.filename or 'the system'}: {error.strerror or error}", "red")
+        print_message(f"error: {error.filename or 'the system'}: {error.strerror or error}", "red")
         sys.exit(2)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # what the parser raises for a wrong option or command has it
+        if not hasattr(error, "format_message"):  # errors of the parser, such as an unknown option, have this method
             raise
-        say(f"error: {error.format_message()}", "red")
+        print_message(f"error: {error.format_message()}", "red")
         sys.exit(2)

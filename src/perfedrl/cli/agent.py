@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import Cache, say
+from perfedrl.cli.console import Cache, print_message
 from perfedrl.federation.agent.config import load_agent_config
 from perfedrl.federation.agent.daemon import serve
 
@@ -43,5 +43,5 @@ def agent(
     if compile_cache:
         compilation.enable_cache()
     greeting = f"agent {number} ({config.env}) listens at {socket}"
-    serve(config, number, socket, state, ready=lambda: say(greeting))
-    say(f"agent {number} stopped")
+    serve(config, number, socket, state, ready=lambda: print_message(greeting))
+    print_message(f"agent {number} stopped")

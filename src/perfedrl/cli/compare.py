@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import RunsFolder, command_line, out, training, wrote
+from perfedrl.cli.console import RunsFolder, command_line, out, print_written, training
 from perfedrl.experiments.files import check_file, check_folder
 from perfedrl.report import page
 from perfedrl.studies.compare import Comparison, load_plans
@@ -58,4 +58,4 @@ def show(found: list[Comparison], report: Path, figures: Path | None) -> None:
     if figures:
         plots = compare_figures.summary(found) + (compare_figures.details(found[0]) if len(found) == 1 else [])
         written += [path for plot in plots for path in static.save(plot, figures)]
-    wrote(written)
+    print_written(written)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
+from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_line
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
 from perfedrl.studies.estimators import REFERENCE, REPLICATES, EstimatorComparison, compare_estimators, tables
@@ -53,7 +53,7 @@ def estimators(
     compilation.use_all_cores()
     compilation.enable_cache()
     checked = meta_config(1) if config is None else load_config(config)
-    with measuring("measuring") as progress:
+    with status_line("measuring") as progress:
         found = compare_estimators(
             checked,
             [x.value for x in stage or Stage],
@@ -81,4 +81,4 @@ def show(found: EstimatorComparison, figures: Path, json_file: Path | None) -> N
     if json_file:
         write_atomically(json_file, as_json(tables.as_content(found)))
         written.append(json_file)
-    wrote(written)
+    print_written(written)

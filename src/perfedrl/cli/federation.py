@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perfedrl.cli.console import INTERRUPTED, err, out, say
+from perfedrl.cli.console import INTERRUPTED, err, out, print_message
 from perfedrl.errors import UserError
 
 app = typer.Typer(
@@ -64,7 +64,7 @@ def server(folder: FleetArgument) -> None:
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.fleet_folder import FleetFolder
 
-    service.serve(FleetFolder(folder), say)
+    service.serve(FleetFolder(folder), print_message)
 
 
 @app.command()
@@ -93,7 +93,7 @@ def join(
         raise UserError("this agent needs an environment: --agent-config FILE, or --env NAME")
     if agent_config is not None and not agent_config.is_file():
         raise UserError(f"there is no agent config {agent_config}")
-    service.join(own, agent_config, env, say)
+    service.join(own, agent_config, env, print_message)
 
 
 @app.command()
@@ -180,7 +180,7 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
             def watch(view: Any) -> None:
                 for event in view.news:
                     if line := sentence(event):
-                        say(line)
+                        print_message(line)
                 now = view.progress
                 bars.update(task, description=view.doing, completed=now.get("round", 0), total=now.get("rounds"))
                 bars.update(task, about=summary(view))
@@ -188,7 +188,7 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
             yield watch
     except KeyboardInterrupt:
         same = "the same command without --restart" if restart else "the same command"
-        say(f"stopped; run {same} to continue from the last round", "yellow")
+        print_message(f"stopped; run {same} to continue from the last round", "yellow")
         raise typer.Exit(INTERRUPTED) from None
 
 

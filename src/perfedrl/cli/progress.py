@@ -11,7 +11,7 @@ from perfedrl.simulation.run_state import RunState
 
 
 class ProgressBars(Observer):
-    """Draws the rounds that each group of runs has trained."""
+    """Shows the number of rounds that each group of runs has trained."""
 
     def __init__(self, progress: Progress):
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Commands around one run: inspect, train, personalize, evaluate, list."""
+"""The commands `train`, `personalize`, `evaluate`, `inspect` and `list`."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,16 +20,16 @@ from perfedrl.cli.console import (
     as_json,
     command_line,
     out,
-    say,
+    print_message,
+    print_written,
     training,
-    wrote,
 )
 from perfedrl.envs import ENVS
 from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments import inspection, store
-from perfedrl.experiments import personalize as own
+from perfedrl.experiments import personalize as personalization
 from perfedrl.experiments.assessment import Assessment, assess
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
@@ -54,7 +54,7 @@ REGISTRIES = {
 
 
 class Kind(StrEnum):
-    """What `perfedrl list` can list."""
+    """The kinds of things that `perfedrl list` lists."""
 
     runs = "runs"
     envs = "envs"
@@ -80,9 +80,9 @@ def train(
     report: ReportFile = None,
     compile_cache: Cache = True,
 ) -> None:
-    """Train a fleet on this machine, as a config says.
+    """Train the fleet that a config describes, on this machine.
 
-    A run that is there already is shown, not trained again; one that was stopped goes on where it stood.
+    A finished run is shown and not trained again; an interrupted run continues from its checkpoint.
 
     Example: perfedrl train configs/arc.toml --report arc.html
     """
@@ -97,27 +97,31 @@ def train(
     out.print(tables.summary(run))
     out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
     if report:
-        wrote([page.write(run_page(run, command_line()), report)])
+        print_written([page.write(run_page(run, command_line()), report)])
 
 
 def personalize(
     run: RunFolder,
-    goal: Annotated[str | None, typer.Option(help="The new agent's goal in the run's world.", metavar="X,Y")] = None,
-    agent: Annotated[
-        int | None, typer.Option(help="Or an agent of the run: training agents from 0, then those held out.")
+    goal: Annotated[
+        str | None, typer.Option(help="Goal of a new agent in the run's world; this or --agent.", metavar="X,Y")
     ] = None,
-    trajectories: Annotated[int, typer.Option(help="Fresh trajectories per step; what it costs the agent.")] = 200,
+    agent: Annotated[
+        int | None, typer.Option(help="An agent of the run: training agents from 0, then held-out agents.")
+    ] = None,
+    trajectories: Annotated[int, typer.Option(help="Trajectories that the agent samples in each step.")] = 200,
     steps: Annotated[
-        int | None, typer.Option(help="Policy-gradient steps from --trajectories each; as trained for when left out.")
+        int | None,
+        typer.Option(help="Policy-gradient steps; by default those of the algorithm, which share --trajectories."),
     ] = None,
     alpha: Alpha = None,
-    seed: Annotated[int | None, typer.Option(help="Which of the run's seeds to start from; its first.")] = None,
-    draw: Annotated[int, typer.Option(help="Another number for other trajectories and episodes.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="The run's seed to start from; by default the first.")] = None,
+    draw: Annotated[int, typer.Option(help="Any number; another number gives other trajectories and episodes.")] = 0,
     file: Annotated[
-        Path | None, typer.Option("--out", help="Where the parameters go (.safetensors); the picture goes beside them.")
+        Path | None,
+        typer.Option("--out", help="File for the parameters (.safetensors); the picture is written next to it."),
     ] = None,
 ) -> None:
-    """Turn a run's shared initialization into one agent's own policy, and show what that is worth to it.
+    """Adapt a run's shared initialization to one agent, and show the agent's outcomes before and after.
 
     Writes the agent's parameters (safetensors) and a picture of episodes before and after.
 
@@ -126,13 +130,13 @@ def personalize(
     """
     position = None if goal is None else parse_goal(goal)
     if file and file.suffix != ".safetensors":
-        raise UserError(f"--out {file}: the parameters are a .safetensors file, and the picture goes beside it")
+        raise UserError(f"--out must be a .safetensors file, got {file}; the picture is written next to it")
     for path in (file, file and file.with_suffix(".png")):
         if path:
             check_file(path)
     compilation.enable_cache()
     loaded = store.load_run(run)
-    result = own.personalize(
+    result = personalization.personalize(
         loaded,
         goal=position,
         agent=agent,
@@ -144,25 +148,29 @@ def personalize(
     )
     out.print(tables.personalized(result))
     out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
-    wrote(save_personalized(result, loaded, file))
+    print_written(save_personalized(result, loaded, file))
 
 
 def evaluate(
     run: RunFolder,
     alpha: Alpha = None,
     steps: Annotated[
-        int | None, typer.Option(help="Follow unseen agents over so many policy-gradient steps instead.")
+        int | None, typer.Option(help="Instead measure unseen agents after each of this many policy-gradient steps.")
     ] = None,
-    trajectories: Annotated[int, typer.Option(help="With --steps: fresh trajectories for each.")] = 20,
+    trajectories: Annotated[
+        int, typer.Option(help="With --steps: trajectories that an agent samples in each step.")
+    ] = 20,
     scratch: Annotated[
-        float | None, typer.Option(help="With --steps: beside agents that start from scratch, with this step size.")
+        float | None,
+        typer.Option(help="With --steps: also measure agents that start from scratch, with this step size."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Evaluate a run's initialization, agent by agent, before and after its adaptation step.
+    """Evaluate a run's initialization for each agent, before and after adaptation.
 
-    Exact for agents with finitely many states, beside the best return there is; by fresh episodes for others. With
-    --steps: what held-out agents get on average, and the worst of them, after none, one and more steps.
+    Agents with finitely many states are evaluated exactly, and their optimal returns are shown; other agents are
+    evaluated over fresh episodes. With --steps the table shows the mean and the worst held-out agent after 0, 1, ...
+    steps.
 
     Examples: perfedrl evaluate runs/gridworld-0123456789;
     perfedrl evaluate runs/arc-recommended-0123456789 --steps 3 --trajectories 50 --scratch 1.0
@@ -172,10 +180,10 @@ def evaluate(
     compilation.use_all_cores()
     compilation.enable_cache()
     if steps is not None:
-        step_by_step(store.load_run(run), steps, trajectories, alpha, scratch, json_file)
+        evaluate_steps(store.load_run(run), steps, trajectories, alpha, scratch, json_file)
         return
     if scratch is not None:
-        raise UserError("--scratch goes with --steps: say how many steps agents take")
+        raise UserError("--scratch goes with --steps; set --steps to the number of steps that agents take")
     rows = evaluate_run(store.load_run(run), alpha)
     out.print(tables.agents(run.name, rows))
     if json_file:
@@ -185,68 +193,75 @@ def evaluate(
 
 def inspect(
     config: Annotated[Path, typer.Argument(help="A TOML file; see the folder configs/ for examples.")],
-    agent: Annotated[int, typer.Option(help="Whose episode to draw: training agents from 0, then those held out.")] = 0,
+    agent: Annotated[
+        int, typer.Option(help="The agent whose episode is drawn: training agents from 0, then held-out agents.")
+    ] = 0,
     picture: Annotated[
-        Path | None, typer.Option(help="Where the picture of an episode goes (.png); NAME-episode.png when left out.")
+        Path | None, typer.Option(help="File for the picture of an episode (.png); by default NAME-episode.png.")
     ] = None,
 ) -> None:
-    """Show what a config describes: its agents, what tells them apart, what a round costs; and draw an episode.
+    """Show the agents of a config, the settings in which they differ and the cost of a round, and draw an episode.
 
-    Nothing is trained; the episode is one of the policy that training starts from.
+    Nothing is trained; the episode is played with the policy that training starts from.
 
     Example: perfedrl inspect configs/gym_cart_poles.toml --agent 3
     """
     if picture and picture.suffix != ".png":
-        raise UserError(f"--picture {picture}: the picture is a .png file")
+        raise UserError(f"--picture must be a .png file, got {picture}")
     checked = load_config(config)
     picture = picture or Path(f"{checked.name}-episode.png")
     check_file(picture)
     try:
-        found = inspection.inspect(checked)
+        inspected = inspection.inspect(checked)
         task, params, episode = inspection.episode(checked, agent)
-        out.print(tables.fleet(checked.name, found))
-        out.print(tables.fleet_cost(found), highlight=False, soft_wrap=True)
+        out.print(tables.fleet(checked.name, inspected))
+        out.print(tables.fleet_cost(inspected), highlight=False, soft_wrap=True)
         from perfedrl.report import episode_strip, static  # matplotlib is slow to import
 
         if episode is not None and episode_strip.can_draw(task, episode):
             title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
             figure = episode_strip.draw_episode(task, checked.experiment.policy, params, episode, title)
             write_atomically(picture, static.image(figure))
-            wrote([picture])
+            print_written([picture])
         else:
-            out.print("these agents have no way to draw an episode")
+            out.print("an episode of these agents cannot be drawn")
     except PictureError as error:
-        say(str(error), "yellow")
+        print_message(str(error), "yellow")
     finally:
         checked.experiment.fleet.close()
 
 
-def step_by_step(
+def evaluate_steps(
     run: store.Run, steps: int, trajectories: int, alpha: float | None, scratch: float | None, json_file: Path | None
 ) -> None:
-    """The evaluation protocol's table."""
-    found = [assess(run, steps=steps, trajectories=trajectories, alpha=alpha)]
+    """Print and write the outcomes of unseen agents after each step."""
+    assessments = [assess(run, steps=steps, trajectories=trajectories, alpha=alpha)]
     if scratch is not None:
-        found.append(assess(run, steps=steps, trajectories=trajectories, alpha=scratch, scratch=True))
-    for one in found:
-        out.print(tables.assessment(run.folder.name, one))
-    out.print(tables.assessment_cost(found[0]), highlight=False, soft_wrap=True)
+        assessments.append(assess(run, steps=steps, trajectories=trajectories, alpha=scratch, scratch=True))
+    for assessment in assessments:
+        out.print(tables.assessment(run.folder.name, assessment))
+    out.print(tables.assessment_cost(assessments[0]), highlight=False, soft_wrap=True)
     if json_file:
-        write_atomically(json_file, as_json([{**asdict(x), "outcomes": lists(x)} for x in found]))
+        write_atomically(json_file, as_json([{**asdict(x), "outcomes": outcome_lists(x)} for x in assessments]))
 
 
-def lists(found: Assessment) -> dict[str, Any]:
-    """An assessment's outcomes by seed, step and agent."""
-    return {name: x.tolist() for name, x in found.outcomes.items()}
+def outcome_lists(assessment: Assessment) -> dict[str, Any]:
+    """The outcomes of an assessment as lists by seed, step and agent."""
+    return {name: x.tolist() for name, x in assessment.outcomes.items()}
 
 
 def list_(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.runs,
+    kind: Annotated[
+        Kind, typer.Argument(help="Finished runs, parts of configs, or the experiments that `reproduce` knows.")
+    ] = Kind.runs,
     runs: RunsFolder = Path("runs"),
 ) -> None:
-    """List finished runs, or the parts that a config can name, with their parameters."""
+    """List finished runs, or the parts that a config can name, with their parameters.
+
+    Examples: perfedrl list; perfedrl list algorithms; perfedrl list envs
+    """
     if kind is Kind.runs:
-        table = tables.runs(readable(runs))
+        table = tables.runs(readable_runs(runs))
         out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
         out.print(tables.titles(STUDIES))
@@ -254,11 +269,11 @@ def list_(
         out.print(tables.parts(REGISTRIES[kind]))
 
 
-def save_personalized(result: own.Personalized, run: store.Run, file: Path | None) -> list[Path]:
-    """Write an agent's parameters and, where its episodes are paths in the plane, a picture beside them."""
+def save_personalized(result: personalization.Personalized, run: store.Run, file: Path | None) -> list[Path]:
+    """Write an agent's parameters and, if its episodes are paths in the plane, a picture next to them."""
     from perfedrl.report import run_figures, static  # matplotlib is slow to import
 
-    file = file or Path("personalized") / f"{run.folder.name}-{label(result)}.safetensors"
+    file = file or Path("personalized") / f"{run.folder.name}-{file_label(result)}.safetensors"
     written = [result.save(file, run=run.folder.name, digest=run.config.digest)]
     for plot in run_figures.before_and_after(result):
         picture = file.with_suffix(".png")
@@ -267,23 +282,24 @@ def save_personalized(result: own.Personalized, run: store.Run, file: Path | Non
     return written
 
 
-def label(result: own.Personalized) -> str:
-    """A name for files that tells one personalization from another."""
+def file_label(result: personalization.Personalized) -> str:
+    """The part of a file name that identifies a personalization."""
     agent = "".join(c if c.isalnum() or c in ".-" else "_" for c in result.agent.partition(" (")[0])
     return f"{agent}-seed{result.seed}-draw{result.draw}-{result.steps}x{result.trajectories}"
 
 
 def parse_goal(text: str) -> tuple[float, ...]:
+    """Parse numbers separated by commas."""
     try:
         return tuple(float(x) for x in text.split(","))
     except ValueError as error:
-        raise UserError(f"--goal {text!r}: a goal is two numbers X,Y, such as 0.6,0.5") from error
+        raise UserError(f"--goal must be two numbers X,Y, such as 0.6,0.5, got {text!r}") from error
 
 
-def readable(root: Path) -> Iterator[Any]:
-    """The finished runs in a folder; of those that cannot be read it says why."""
+def readable_runs(root: Path) -> Iterator[Any]:
+    """Load the finished runs in a folder; print why others cannot be read."""
     for folder in store.list_runs(root):
         try:
             yield store.load_run(folder)
         except UserError as error:
-            say(f"skipped: {error}", "yellow")
+            print_message(f"skipped: {error}", "yellow")

@@ -14,11 +14,11 @@ from perfedrl.cli.console import (
     RunsFolder,
     as_json,
     command_line,
-    measuring,
     out,
-    say,
+    print_message,
+    print_written,
+    status_line,
     training,
-    wrote,
 )
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
 from perfedrl.experiments.training import saved
@@ -49,7 +49,7 @@ def demo(
     trained = dict(zip(configs, done, strict=True))
     out.print(demonstration.terminal_table(demonstration.rows(trained), seeds))
     out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
-    wrote([page.write(demonstration.demonstration_page(trained, command_line()), report)])
+    print_written([page.write(demonstration.demonstration_page(trained, command_line()), report)])
 
 
 def reproduce(
@@ -72,7 +72,7 @@ def reproduce(
     """
     from perfedrl.report import static  # imports matplotlib, which is slow to import
 
-    chosen = reproduction.choose(studies, tell=lambda sentence: say(sentence, "yellow"))
+    chosen = reproduction.choose(studies, tell=lambda sentence: print_message(sentence, "yellow"))
     check_folder(figures)
     for file in (json_file, report):
         if file:
@@ -81,7 +81,7 @@ def reproduce(
     configs = reproduction.all_configs(chosen, seeds, quick)
     trained = saved(configs, runs) if only_saved else train_all(configs, runs, restart, compile_cache)
     cache = MeasurementCache(runs, only_saved, restart)
-    found, plots = reproduction.claims_and_figures(chosen, seeds, quick, trained, cache, measuring)
+    found, plots = reproduction.claims_and_figures(chosen, seeds, quick, trained, cache, status_line)
     out.print(claims.terminal_table(found, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
@@ -90,7 +90,7 @@ def reproduce(
     if report:
         content = reproduction.reproduction_page(chosen, found, plots, trained, command_line())
         written.append(page.write(content, report))
-    wrote(written)
+    print_written(written)
 
 
 def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool) -> list[Any]:

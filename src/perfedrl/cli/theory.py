@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import JsonFile, as_json, measuring, out, wrote
+from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_line
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
@@ -75,7 +75,7 @@ def theory(
         content = tables.as_content(found, measured)
     if json_file:
         write_atomically(json_file, as_json(content))
-        wrote([json_file])
+        print_written([json_file])
 
 
 def show(found: analysis.Findings, radius: float | None) -> None:
@@ -103,7 +103,7 @@ def show_measured(found: analysis.Findings) -> analysis.FleetMeasurements | None
     """Run and measure a tabular fleet, and print the measurements."""
     compilation.use_all_cores()
     compilation.enable_cache()
-    with measuring("measuring") as progress:
+    with status_line("measuring") as progress:
         measured = analysis.measure(found, progress)
     if measured is None:
         note("what the bounds bound is measured on fleets with finitely many states only")
@@ -129,7 +129,7 @@ def show_measured(found: analysis.Findings) -> analysis.FleetMeasurements | None
 def show_witness() -> dict:
     """Print the witness to the paper's digits, and a zero of D at each alpha that the paper lists."""
     compilation.enable_cache()
-    with measuring("solving"):
+    with status_line("solving"):
         agreed = witness.agreements()
         zeros = {alpha: witness.continued(*witness.paper_witness(), alpha) for alpha in witness.ALPHAS}
         turned = {alpha: witness.continued(*witness.attracting_witness(), alpha) for alpha in witness.ALPHAS}
