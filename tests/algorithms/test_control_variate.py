@@ -36,7 +36,7 @@ TABLE = {
 
 
 def after(algorithm, rounds, exact=True, fleet=FLEET, seed=0, **how):
-    """The state after some rounds of one lane; without sampling noise, where it is not asked for."""
+    """The state of one replica after some rounds, by default without sampling noise."""
     simulation = simulation_of(fleet, POLICY, [algorithm], [seed], Exact(POLICY) if exact else None, **how)
     return jax.tree.map(lambda x: x[0], simulation.advance(simulation.start(), 0, rounds))
 

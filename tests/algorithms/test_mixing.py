@@ -54,11 +54,11 @@ def test_at_a_fixed_weight_of_0_it_is_local_and_at_1_fedavg_trajectory_for_traje
     np.testing.assert_array_equal(ends.clients.weight, [[0.0] * FLEET.agents, [1.0] * FLEET.agents])
     assert np.abs(shared.server.message).max() > 0.01
 
-    def deployed(lane):
-        message, client = jax.tree.map(lambda x: x[lane], (ends.server.message, ends.clients))
+    def deployed(replica):
+        message, client = jax.tree.map(lambda x: x[replica], (ends.server.message, ends.clients))
         client = jax.tree.map(lambda x: x[2], client)
         agent = Sampled(POLICY)(FLEET.task(2))
-        return Mixing(0.0, 0.3, weight=float(lane)).personalize(message, client, agent, KEY, 4)
+        return Mixing(0.0, 0.3, weight=float(replica)).personalize(message, client, agent, KEY, 4)
 
     np.testing.assert_array_equal(deployed(0), local.clients[0, 2])
     np.testing.assert_array_equal(deployed(1), shared.server.message[0])

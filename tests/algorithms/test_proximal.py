@@ -54,8 +54,8 @@ def simulated(algorithm):
     return pf.simulate(FLEET, POLICY, algorithm, rounds=40, seeds=1, every=40, noiseless=True).history
 
 
-def deployed(algorithm, state, lane, m):
-    message, clients = jax.tree.map(lambda x: x[lane], (state.server.message, state.clients))
+def deployed(algorithm, state, replica, m):
+    message, clients = jax.tree.map(lambda x: x[replica], (state.server.message, state.clients))
     client = jax.tree.map(lambda x: x[2], clients)
     return algorithm.personalize(message, client, Bowl(jnp.ones((9, 4))), KEY, m)
 
@@ -77,14 +77,14 @@ def test_at_weight_0_it_is_local_and_at_infinity_shared_trajectory_for_trajector
 
 def test_without_noise_the_limits_are_reached_from_inside(method):
     """In double precision weights of 1e-9 and 1e12 are as 0 and infinity, also where a round has several steps."""
-    lanes = [method(0.3, 0.2, weight=weight, local_steps=3, m=1) for weight in (1e-9, 1e12, INFINITE)]
-    after = trained(lanes, exactly=True)
+    replicas = [method(0.3, 0.2, weight=weight, local_steps=3, m=1) for weight in (1e-9, 1e12, INFINITE)]
+    after = trained(replicas, exactly=True)
     local = trained([pf.LocalPG(0.3, local_steps=3)], exactly=True)
     steps = 3 if method is PFedMe else 1
     shared = trained([pf.FedAvgPG(0.0, 0.2, local_steps=steps)], exactly=True)
     np.testing.assert_allclose(after.clients.theta[0], local.clients[0], rtol=0, atol=1e-8)
-    for lane in (1, 2):
-        np.testing.assert_allclose(after.server.message[lane], shared.server.message[0], rtol=0, atol=1e-10)
+    for replica in (1, 2):
+        np.testing.assert_allclose(after.server.message[replica], shared.server.message[0], rtol=0, atol=1e-10)
 
 
 def test_a_step_of_pfedme_by_hand():

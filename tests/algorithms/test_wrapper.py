@@ -42,7 +42,7 @@ class Recorded(pf.FedAvgPG):
     def check_supports(self, fleet, policy):
         raise pf.UserError("supports")
 
-    def check_participation(self, agents, present, weights):
+    def check_participation(self, agents, participants, weights):
         raise pf.UserError("participation")
 
 

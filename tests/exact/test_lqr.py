@@ -186,7 +186,7 @@ def small():
 
 
 def test_a_descent_takes_the_steps_of_the_simulation(small):
-    """The same algorithm code, compiled for lanes; and by hand, one step for FedAvg-PG."""
+    """The same algorithm code compiled for several replicas, and one step of FedAvg-PG by hand."""
     policy, algorithm = LinearGaussian(NEAR, std=0.0), pf.PerFedAvgPG(0.005, 1e-3, 2)
     path = descend(small, policy, algorithm, 2)
     simulation = simulation_of(small, policy, [algorithm], [0], Exact(policy))

@@ -38,14 +38,19 @@ def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
 
 @pytest.mark.parametrize("kind", ["tabular", "neural"])
 def test_a_small_run_is_bitwise_the_same_in_pieces_in_chunks_and_alone(kind):
-    """What the slow tests below say of larger fleets and of all variants; the neural curvature batch has two slices."""
+    """A fast version of the slow tests below; the neural curvature batch is processed in two slices."""
     if kind == "tabular":
         fleet, policy, algorithm = pf.gridworld(width=2, horizon=3), pf.TableSoftmax(4, 4), ALGORITHMS["first-order"]
     else:
         fleet, policy = pf.arc(goals=3, held_out=0, horizon=3), pf.MLPSoftmax((2, 4, 8))
         algorithm = pf.PerFedAvgPG(1.0, 0.2, 1, 3, 150, 3)
-    run = lambda seeds, **how: final(fleet, policy, algorithm, seeds, **how)  # noqa: E731
-    same = lambda one, two: jax.tree.map(np.testing.assert_array_equal, one, two)  # noqa: E731
+
+    def run(seeds, **how):
+        return final(fleet, policy, algorithm, seeds, **how)
+
+    def same(one, two):
+        jax.tree.map(np.testing.assert_array_equal, one, two)
+
     whole = run([0, 1, 2], cuts=(3,))
     same(whole, run([0, 1, 2], cuts=(1, 2)))
     same(jax.tree.map(lambda x: x[[1]], whole), run([1], cuts=(3,)))

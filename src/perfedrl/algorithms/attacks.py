@@ -106,13 +106,13 @@ class Attacked(Wrapper):
         """At least one agent is honest."""
         return max(self.agents + 1, self.inner.least_agents)
 
-    def check_participation(self, agents: int, present: int, weights: Any) -> None:
+    def check_participation(self, agents: int, participants: int, weights: Any) -> None:
         """Require all agents in every round: attackers are identified by their position in the fleet."""
-        if present < agents:
+        if participants < agents:
             raise UserError(
                 "attacks are simulated with all agents in every round: leave out participation, or the attack"
             )
-        super().check_participation(agents, present, weights)
+        super().check_participation(agents, participants, weights)
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)

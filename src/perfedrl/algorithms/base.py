@@ -156,8 +156,8 @@ class Algorithm(eqx.Module):
         """Raise `UserError` for a fleet or a policy that the algorithm cannot train."""
         return
 
-    def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
-        """Raise `UserError` if the algorithm cannot run with `present` of `agents` agents per round."""
+    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
+        """Raise `UserError` if the algorithm cannot run with `participants` of `agents` agents per round."""
         return
 
 
@@ -179,7 +179,7 @@ def local_steps(
 def repeated(step: Callable[[PyTree, Any], PyTree], carry: PyTree, agent: Objective, count: Whole) -> PyTree:
     """Apply `step(carry, i)` for i = 0 .. count - 1, where the count itself may be traced.
 
-    Under vmap a condition computes both of its branches; this loop runs only while some lane or agent needs it.
+    Under vmap a condition computes both of its branches; this loop runs only while some replica or agent needs it.
     """
     if agent.traceable:
         return jax.lax.fori_loop(0, count, lambda i, carry: step(carry, i), carry)
@@ -272,11 +272,11 @@ def agents_per_round(algorithm: Algorithm, agents: int, participation: Any, weig
     number = isinstance(participation, numbers.Real) and not isinstance(participation, bool)
     if not number or not 0 < participation <= 1:
         raise UserError(f"participation is a share of the agents, above 0 and at most 1; it is {participation!r}")
-    present, least = max(1, round(participation * agents)), algorithm.least_agents
-    if present < least:
+    participants, least = max(1, round(participation * agents)), algorithm.least_agents
+    if participants < least:
         raise UserError(
             f"a round needs at least {least} agents for its aggregation; participation = {participation:g} of {agents} "
-            f"lets {present} take part"
+            f"lets {participants} take part"
         )
-    algorithm.check_participation(agents, present, weights)
-    return present
+    algorithm.check_participation(agents, participants, weights)
+    return participants

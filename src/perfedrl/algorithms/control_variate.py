@@ -88,12 +88,12 @@ class ControlVariate(Wrapper):
         """Require messages that hold nothing but parameters, beside the inner algorithm's own requirements."""
         check_only_parameters(self.inner, fleet, policy, "a control variate corrects")
 
-    def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
+    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
         """Check that the fleet's weights add up to `total`."""
         total = float(agents if weights is None else sum(weights))
         if abs(total - self.total) > 1e-6 * total:
             raise UserError(f"the agents' weights add up to {total:g}; the control variate was made for {self.total:g}")
-        super().check_participation(agents, present, weights)
+        super().check_participation(agents, participants, weights)
 
     def init(self, params: Params) -> tuple[ServerState, WithControl]:
         server, client = self.inner.init(params)

@@ -105,8 +105,8 @@ class Wrapper(Algorithm):
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         self.inner.check_supports(fleet, policy)
 
-    def check_participation(self, agents: int, present: int, weights: Sequence[float] | None) -> None:
-        self.inner.check_participation(agents, present, weights)
+    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
+        self.inner.check_participation(agents, participants, weights)
 
 
 def unwrapped(algorithm: Algorithm) -> Algorithm:

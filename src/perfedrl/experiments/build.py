@@ -160,10 +160,12 @@ def complete_table(value: Any, what: str, known: Registry, besides: tuple[str, .
     """
     table = {"name": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
-        raise UserError(f"{what} = {abbreviated(value)}: a name, or a table with a name, one of: {', '.join(known)}")
+        raise UserError(
+            f"{what} must be a name, or a table with a name, got {abbreviated(value)}; known: {', '.join(known)}"
+        )
     name, params = name_and_parameters(table, "name", what, known)
-    kept = {key: params.pop(key) for key in besides if params.get(key) is not None}
-    frozen = {key: tuple(x) if isinstance(x, list | tuple) else x for key, x in kept.items()}
+    extra = {key: params.pop(key) for key in besides if params.get(key) is not None}
+    frozen = {key: tuple(x) if isinstance(x, list | tuple) else x for key, x in extra.items()}
     return {"name": name, **known.resolve(name, params), **frozen}
 
 

@@ -43,7 +43,7 @@ TRACED = {"privacy": {"clip", "noise", "delta"}, "server": {"rate"}, "control_va
 
 
 class Config(BaseModel):
-    """One experiment: a fleet, a policy, an algorithm, how it is measured, and how long and how often.
+    """One experiment: a fleet, a policy, an algorithm, an evaluation, seeds and rounds.
 
     Each of the parts is a table whose first key names it (`env` for the fleet, `name` for the others); the rest are its
     parameters. Parameters' defaults are filled in when the config is made, so spelling them out changes no digest.
@@ -77,7 +77,9 @@ class Config(BaseModel):
     @classmethod
     def _name(cls, name: str) -> str:
         if not name or not all(c.isascii() and (c.isalnum() or c in "._-") for c in name) or not name[0].isalnum():
-            raise UserError(f"name = {abbreviated(name)}: use letters, digits, '.', '_' and '-', it names a folder")
+            raise UserError(
+                f"name must consist of letters, digits, '.', '_' and '-', as a folder's name, got {abbreviated(name)}"
+            )
         return name
 
     @field_validator("seeds", mode="before")
@@ -91,7 +93,7 @@ class Config(BaseModel):
                 f"seeds must be a number from 1 to {MOST_SEEDS} or a list of whole numbers from 0 to 2**32 - 1"
             )
         if not value or len(set(value)) < len(value):
-            raise UserError("there must be at least one seed, and none may be named twice")
+            raise UserError("there must be at least one seed, and no seed may be listed twice")
         return tuple(value)
 
     @field_validator("evaluate_every", mode="before")
@@ -101,7 +103,8 @@ class Config(BaseModel):
         stops = value if isinstance(value, list | tuple) else [value]
         if not stops or not all(whole(x) and x >= 1 for x in stops) or list(stops) != sorted(set(stops)):
             raise UserError(
-                f"evaluate_every = {abbreviated(value)}: a number of rounds, at least 1, or a rising list of rounds"
+                "evaluate_every must be a number of rounds, at least 1, or an increasing list of rounds, "
+                f"got {abbreviated(value)}"
             )
         return tuple(value) if isinstance(value, list) else value
 
@@ -109,7 +112,9 @@ class Config(BaseModel):
     @classmethod
     def _start(cls, value: Any) -> Any:
         if value != "per-seed" and not (whole(value) and 0 <= value < 2**32):
-            raise UserError(f'start = {abbreviated(value)}: a whole number from 0 to 2**32 - 1, or "per-seed"')
+            raise UserError(
+                f'start must be a whole number from 0 to 2**32 - 1, or "per-seed", got {abbreviated(value)}'
+            )
         return value
 
     @field_validator("fleet")
@@ -169,7 +174,9 @@ class Config(BaseModel):
             return None
         table = complete_table(value, "attack", ATTACKS, ("agents",))
         if not whole(table.get("agents")) or table["agents"] < 1:
-            raise UserError("the table [attack] needs agents = ..., how many of the last training agents attack")
+            raise UserError(
+                "the table [attack] needs agents = ..., the number of attackers among the last training agents"
+            )
         return table
 
     @field_validator("normalization")

@@ -297,17 +297,17 @@ class RunStateMachine:
 
     def _aggregate(self, state: CoordinatorState, answers: Answers) -> Transition:
         """Take the server's step with the accepted uploads, in the fleet's order."""
-        present = [name for name in self.names if name in state.accepted]
+        accepted_names = [name for name in self.names if name in state.accepted]
         tree, leaves = jax.tree.structure(state.server.message), list(named_leaves(state.server.message))
-        stacked = [np.stack([state.accepted[name][leaf] for name in present]) for leaf in leaves]
-        weights = self._weights[[self.names.index(name) for name in present]]
+        stacked = [np.stack([state.accepted[name][leaf] for name in accepted_names]) for leaf in leaves]
+        weights = self._weights[[self.names.index(name) for name in accepted_names]]
         uploads = jax.tree.unflatten(tree, stacked)
         server = jax.tree.map(np.asarray, _server(self.experiment.algorithm, state.server, uploads, weights))
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(server)):
             raise UserError(f"training diverged in round {state.round}: lower alpha or beta")
         assert state.question is not None
         sizes = len(state.question.frame), max(map(len, answers.frames.values()), default=0)
-        about = {"round": state.round, "agents": present, "generation": self.generation, "bytes": sizes}
+        about = {"round": state.round, "agents": accepted_names, "generation": self.generation, "bytes": sizes}
         about |= {} if state.epsilon is None else {"epsilon": state.epsilon}
         state = replace(state, server=server, round=state.round + 1)
         announced = () if self.evaluation_due(state) else (Announce(),)  # else the evaluation announces the round
