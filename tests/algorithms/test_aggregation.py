@@ -201,6 +201,7 @@ def test_robust_delegates_the_client_and_the_contract_to_the_inner_algorithm():
     assert unwrapped(Robust(wrapped, Mean())) is inner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule", some_slow([GeometricMedian(8), Krum(1, 2)], [Krum(1, 2)]), ids=lambda r: type(r).__name__
 )

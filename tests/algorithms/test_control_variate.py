@@ -143,6 +143,7 @@ def test_a_server_rate_scales_the_corrected_step_and_not_the_learning_of_c():
     assert server.message.control == pytest.approx(0.3 + 0.5 * 0.5 * (moved / 2 - 0.3))
 
 
+@pytest.mark.slow
 def test_memories_share_a_program_and_each_has_its_own_bits():
     """Also where a server's optimizer has moments."""
     inner = FedOpt(MANY, "adam", 0.1)

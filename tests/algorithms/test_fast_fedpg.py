@@ -58,6 +58,7 @@ def test_among_identical_agents_fast_fedpg_is_fedavg_pg():
     np.testing.assert_allclose(fast, plain, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_with_one_local_step_fast_fedpg_is_fedavg_pg_with_the_anchor_gradient():
     one = {"local_steps": 1, "m": 4}
     fast, plain = FastFedPG(1.0, 0.3, **one), pf.FedAvgPG(1.0, 0.3, **one)

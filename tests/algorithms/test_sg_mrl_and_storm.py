@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, enumerated_return, index_key, law, random_mdp
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl import exact
@@ -88,12 +89,15 @@ def mean_direction(algorithm, agent, theta, state, t):
 
 @pytest.mark.parametrize(
     ("shape", "m_in", "baseline", "seen"),
-    [
-        ((2, 2, 1), 1, "none", 0.0),
-        ((2, 2, 1), 1, "none", 0.7),
-        ((1, 3, 0), 2, "none", 0.0),
-        ((2, 2, 1), 2, "leave-one-out", -1.3),
-    ],
+    some_slow(
+        [
+            ((2, 2, 1), 1, "none", 0.0),
+            ((2, 2, 1), 1, "none", 0.7),
+            ((1, 3, 0), 2, "none", 0.0),
+            ((2, 2, 1), 2, "leave-one-out", -1.3),
+        ],
+        [((2, 2, 1), 1, "none", 0.7)],
+    ),
 )
 def test_the_estimate_is_unbiased_for_the_objective_with_a_sampled_step(shape, m_in, baseline, seen):
     mdp, theta, _, policy, t = small(3, shape)
@@ -171,7 +175,10 @@ def test_a_round_by_hand():
     np.testing.assert_allclose(upload, theta, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("m", "how"), [(1, {}), (2, {"baseline": "leave-one-out"}), (1, {"entropy": 0.3})])
+@pytest.mark.parametrize(
+    ("m", "how"),
+    some_slow([(1, {}), (2, {"baseline": "leave-one-out"}), (1, {"entropy": 0.3})], [(1, {"entropy": 0.3})]),
+)
 def test_the_reweighted_gradient_is_unbiased_for_the_gradient_at_the_last_parameters(m, how):
     mdp, theta, last, policy, t = small(4, (2, 2, 1))
     rows, how = all_batches(t, m), forms(**{"baseline": "none", **how})
@@ -212,6 +219,7 @@ def test_no_weight_is_too_large_for_a_number():
     assert 1e30 < weights[0] < np.inf
 
 
+@pytest.mark.slow
 def test_diagnostics_are_of_the_last_round():
     algorithm = StormPG(2.0, 1.0, 0.3, 4, 5, 6, clip_weight=1.2)
     simulation = simulation_of(FLEET, TABLE, [algorithm], [0])
@@ -227,7 +235,7 @@ def test_diagnostics_are_of_the_last_round():
     assert alone == WeightRecord(0, 0, 0, 0), "a single step carries nothing over"
 
 
-@pytest.mark.parametrize("baseline", ["ridge", "critic"])
+@pytest.mark.parametrize("baseline", some_slow(["ridge", "critic"], ["critic"]))
 def test_where_nothing_moved_the_reweighted_gradient_is_the_plain_one(baseline):
     fleet = pf.point_navigation(agents=1, held_out=0, horizon=5)
     agent = Sampled(actor_critic(fleet, (4,), (4,)), baseline=baseline)(fleet.task(0))

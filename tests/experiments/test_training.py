@@ -88,6 +88,7 @@ def test_a_checkpoint_with_other_arrays_is_rejected(tmp_path, monkeypatch):
         train(CONFIG, tmp_path)
 
 
+@pytest.mark.slow
 def test_configs_that_share_a_program_train_together_to_the_same_results(finished, tmp_path):
     other = make_config({**OTHER, "seeds": 3})
     before = runner.Simulation.advance

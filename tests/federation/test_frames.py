@@ -8,8 +8,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tiers import examples
 
 from perfedrl.federation import frames
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, DaemonError, call, call_raw
@@ -169,13 +170,13 @@ def changed(edits) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=6000)
+@examples(6000, fast=600)
 @given(st.lists(EDITS, min_size=1, max_size=6))
 def test_a_mutated_frame_is_rejected_or_valid(edits):
     survives(changed(edits))
 
 
-@settings(max_examples=3000)
+@examples(3000, fast=300)
 @given(st.just(b"") | st.integers(0, 199).map(lambda length: length.to_bytes(8, "little")), st.binary(max_size=300))
 def test_random_bytes_are_rejected_or_valid(length, data):
     survives(length + data)
@@ -191,7 +192,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@examples(1000, fast=200)
 @given(
     st.dictionaries(st.sampled_from(["__metadata__", "a", "b"]), JSON | st.just(ABOUT) | st.just(tensor())),
     st.binary(max_size=16),

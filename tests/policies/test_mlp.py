@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 from scipy.stats import norm
-from tiers import examples
+from tiers import examples, some_slow
 
 import perfedrl as pf
 from perfedrl.estimators import PAPER, Credit, Sampled, log_probs, reward_to_go
@@ -33,6 +33,7 @@ def random_network(kind, hidden, seed):
     return policy, params, batch
 
 
+@examples(20)
 @given(networks)
 def test_score_gradients_agree_with_finite_differences(network):
     with jax.enable_x64(True):
@@ -62,7 +63,7 @@ def test_the_matrix_free_curvature_product_equals_the_explicit_one(network):
         np.testing.assert_allclose(ravel_pytree(product)[0], matrix @ v, rtol=1e-10, atol=bound)
 
 
-@pytest.mark.parametrize("m", [99, 100, 101, 250])
+@pytest.mark.parametrize("m", some_slow([99, 100, 101, 250], [101]))
 def test_a_large_curvature_batch_in_slices_equals_the_whole_batch(x64, m):
     """A CPU works on it slice by slice, with a rest where it does not divide."""
     task, policy = TASKS["softmax"], pf.MLPSoftmax((2, 4, 8))
