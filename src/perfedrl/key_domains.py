@@ -21,7 +21,7 @@ PERSONALIZATION = 2**32 - 2
 """Folded into a seed's key to personalize one agent of a finished run."""
 
 PARTICIPATION = 2**32 - 3
-"""Folded into a seed's key to draw which agents take part in a round."""
+"""Folded into a seed's key to draw the participants of a round."""
 
 ESTIMATOR_COMPARISON = 2**32 - 4
 """Folded into a seed's key to draw the replicates that compare estimators."""

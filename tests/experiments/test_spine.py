@@ -1,4 +1,4 @@
-"""One path from a config to a run: an experiment is built once, and every command gets it whole."""
+"""The path from a config to a run: each experiment is built once, and every command uses that object."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ FLEET = {"env": "gridworld", "width": 2, "horizon": 3}
 
 @pytest.fixture
 def builds(monkeypatch):
-    """How often each config's experiment was built."""
+    """The number of times that each config's experiment was built."""
     counted = Counter()
 
     def build(config):
@@ -41,29 +41,29 @@ def builds(monkeypatch):
 class Extended(Experiment):
     """An experiment with one more field."""
 
-    extra: str = "handed on"
+    extra: str = "kept"
 
 
 @pytest.fixture
 def extended(monkeypatch):
-    """Configs describe experiments with one more field; any made by copying the known fields is an error."""
+    """Make configs build experiments with one more field; an experiment copied field by field is an error."""
     check = Experiment.__post_init__
 
     def check_whole(self):
         assert isinstance(self, Extended), "an experiment was copied field by field"
-        assert self.extra == "handed on"
+        assert self.extra == "kept"
         check(self)
 
     monkeypatch.setattr(Experiment, "__post_init__", check_whole)
     monkeypatch.setattr(building, "Experiment", Extended)
 
 
-def test_training_builds_a_config_once_and_so_does_reading_its_run(builds, run, tmp_path):
+def test_training_and_reading_a_run_each_build_its_experiment_once(builds, run, tmp_path):
     path = write(tmp_path / "tiny.toml", EVALUATED)
     assert run("train", path)[0] == 0
     assert list(builds.values()) == [1]
     assert run("train", path)[0] == 0
-    assert list(builds.values()) == [2], "the second command builds it once more, in what would be its own process"
+    assert list(builds.values()) == [2], "the second command, usually another process, builds it once more"
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate", "evaluate --steps 1", "personalize --agent 0"])
@@ -101,10 +101,10 @@ def measuring(_name):
     yield lambda _: None
 
 
-def test_a_field_that_is_added_to_the_experiment_reaches_every_command(extended, run, tmp_path):
+def test_a_new_field_of_the_experiment_reaches_every_command(extended, run, tmp_path):
     path, runs = write(tmp_path / "tiny.toml", EVALUATED), tmp_path / "runs"
     trained = make_config(EVALUATED)
-    assert trained.experiment.extra == "handed on"
+    assert trained.experiment.extra == "kept"
     assert run("train", path, "--runs", runs)[0] == 0
     folder = next(runs.iterdir())
     for command in (
@@ -121,16 +121,16 @@ def test_a_field_that_is_added_to_the_experiment_reaches_every_command(extended,
         assert code == 0, (command, out, error)
 
 
-def test_a_field_that_is_added_to_the_experiment_reaches_an_agent_of_a_network(extended):
+def test_a_new_field_of_the_experiment_reaches_a_networked_agent(extended):
     plan = make_config(EVALUATED)
     work = Worker(make_agent_config({"fleet": FLEET}), 0).training(plan.to_toml())
-    assert work.config.experiment.extra == "handed on"
+    assert work.config.experiment.extra == "kept"
 
 
 WEIGHTED = changed(aggregation={"name": "mean", "weights": [1.0, 3.0, 1.0, 1.0]}, control_variate="round")
 
 
-def test_weights_beside_a_control_variate_are_handed_on_by_every_command(run, tmp_path):
+def test_every_command_accepts_weights_together_with_a_control_variate(run, tmp_path):
     path = write(tmp_path / "weighted.toml", WEIGHTED)
     code, _, error = run("inspect", path)
     assert code == 0, error

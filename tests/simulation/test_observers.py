@@ -1,4 +1,4 @@
-"""Observers are told what a run has just measured."""
+"""Observers: they are told of the start, the rounds and the evaluations of each run."""
 
 from tiny_config import BASE, changed
 
@@ -10,7 +10,7 @@ FLEET, POLICY = pf.gridworld(width=2, horizon=3), pf.TableSoftmax(4, 4)
 
 
 class Log(Observer):
-    """Notes every event."""
+    """Records every event."""
 
     def __init__(self):
         self.starts, self.rounds, self.evaluations = [], [], []
@@ -38,7 +38,7 @@ def test_observers_of_a_simulation_are_told_of_every_evaluation():
     assert result.history.rounds.tolist() == [0, 2, 3]
 
 
-def test_runs_that_train_together_are_observed_one_by_one(tmp_path):
+def test_observers_get_the_events_of_each_run_of_a_group(tmp_path):
     one, other = make_config(BASE), make_config(changed(name="other", seeds=1, algorithm={"beta": 0.2}))
     assert one.trains_with == other.trains_with
     log = Log()
@@ -49,7 +49,7 @@ def test_runs_that_train_together_are_observed_one_by_one(tmp_path):
     ]
 
 
-def test_an_observer_sees_what_is_saved(tmp_path):
+def test_the_last_evaluation_that_an_observer_gets_equals_the_saved_run(tmp_path):
     class Last(Observer):
         def on_evaluation(self, state):
             self.state = state

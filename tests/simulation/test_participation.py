@@ -74,7 +74,7 @@ def test_participants_are_drawn_uniformly_without_replacement_from_seed_and_roun
 
 
 def test_the_draw_of_participants_has_not_changed():
-    """Golden: a change here changes every run with client sampling."""
+    """A change here changes every run with client sampling."""
     assert [run_keys.draw_participants(3, k, 8, 2).tolist() for k in range(4)] == GOLDEN
 
 

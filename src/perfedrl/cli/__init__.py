@@ -15,7 +15,7 @@ def application(group: str | None = None) -> typer.Typer:
     """Make the application with all commands, or with the group `federation` only, which does not import JAX."""
     app = typer.Typer(
         help="Personalized federated reinforcement learning: agents learn a shared initialization together, and each "
-        "agent adapts it to its own policy with few local policy-gradient steps.\n\n"
+        "agent adapts it to its own task by one or few local policy-gradient steps.\n\n"
         "Start with `perfedrl demo`. For your own fleet: `perfedrl inspect CONFIG` shows its agents, `perfedrl train "
         "CONFIG` trains them, and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
         no_args_is_help=True,
@@ -26,10 +26,10 @@ def application(group: str | None = None) -> typer.Typer:
         from perfedrl.cli import agent, compare, estimators, runs, studies, theory
 
         app.command()(studies.demo)
-        app.command()(runs.train)
-        app.command()(runs.personalize)
-        app.command()(runs.evaluate)
         app.command()(runs.inspect)
+        app.command()(runs.train)
+        app.command()(runs.evaluate)
+        app.command()(runs.personalize)
         app.command()(theory.theory)
         app.command()(estimators.estimators)
         app.command()(compare.compare)

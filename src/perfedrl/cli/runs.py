@@ -168,9 +168,10 @@ def evaluate(
 ) -> None:
     """Evaluate a run's initialization for each agent, before and after adaptation.
 
-    Agents with finitely many states are evaluated exactly, and their optimal returns are shown; other agents are
-    evaluated over fresh episodes. With --steps the table shows the mean and the worst held-out agent after 0, 1, ...
-    steps.
+    Agents with finitely many states are evaluated exactly, and their optimal returns are shown;
+    other agents are evaluated over fresh episodes.
+
+    With --steps the table shows the mean and the worst held-out agent after 0, 1, ... steps.
 
     Examples: perfedrl evaluate runs/gridworld-0123456789;
     perfedrl evaluate runs/arc-recommended-0123456789 --steps 3 --trajectories 50 --scratch 1.0

@@ -37,7 +37,7 @@ def demo(
     restart: Restart = False,
     compile_cache: Cache = True,
 ) -> None:
-    """Train a fleet and personalize agents that never took part, in about a minute.
+    """Train a fleet and personalize unseen agents, in about a minute.
 
     Six agents with goals on an arc learn one initialization together. Three unseen agents turn it into their own
     policies from 20, 100 and 200 trajectories; the table also shows learning from scratch at the same cost.

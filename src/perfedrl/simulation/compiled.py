@@ -33,8 +33,8 @@ def fleet_round(
 ) -> FleetState:
     """Run one communication round of one replica: every client, at most `chunk` at a time, then the server.
 
-    Agents have equal weights in the server's mean unless `weights` are given. `who` lists the agents that take part;
-    the others neither work nor change.
+    Agents have equal weights in the server's mean unless `weights` are given. `who` lists the participants; the
+    other agents neither work nor change.
     """
     if who is not None:
         own = (tasks, state.clients, keys, weights)

@@ -20,18 +20,18 @@ from perfedrl.simulation.evaluation import auto, exact
 from perfedrl.simulation.keys import start_key
 
 PER_SEED: Literal["per-seed"] = "per-seed"
-"""The value of `start` that gives every seed start parameters of its own."""
+"""The value of `start` that gives every seed its own initial parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A fleet, a policy and an algorithm, with how agents estimate, how they are measured and who takes part.
+    """A fleet, a policy and an algorithm, with the estimators, the evaluation and the participation of agents.
 
-    `agent` turns a task into what an algorithm sees of it: `Sampled(policy)` by default. With `Exact(policy)` gradients
-    and curvature are exact and everything is in float64: the dynamics without sampling noise. `evaluation` is exact
-    where that is possible by default. `weights` are those of the training agents in the server's mean, equal by
-    default. `participation` is the share of the agents that take part in a round, drawn anew for each round. `start`
-    is the number that draws the start parameters of all seeds; "per-seed" draws them for each seed.
+    `agent` turns a task into the objective that an algorithm uses: `Sampled(policy)` by default. With `Exact(policy)`
+    gradients and curvature are exact, in float64, for training without sampling noise. `evaluation` is by default exact
+    where that is possible. `weights` are the weights of the training agents in the server's mean, equal by default.
+    `participation` is the share of the agents that participate in a round; participants are drawn for each round.
+    `start` is the number from which the initial parameters of all seeds are drawn; "per-seed" draws them for each seed.
 
     Use `dataclasses.replace` to change a part; a changed experiment is checked again.
     """
@@ -47,7 +47,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if self.start != PER_SEED and not isinstance(self.start, int):
-            raise UserError(f'start must be a whole number or "{PER_SEED}"; it is {self.start!r}')
+            raise UserError(f'start must be a whole number or "{PER_SEED}", got {self.start!r}')
         check_algorithm(self.algorithm, type(self.algorithm).__name__)
         check_agents(self.algorithm, self.fleet.agents, self.weights)
         agents_per_round(self.algorithm, self.fleet.agents, self.participation, self.weights)
@@ -62,7 +62,7 @@ class Experiment:
 
     @cached_property
     def participants(self) -> int:
-        """The number of agents that take part in a round."""
+        """The number of participants in a round."""
         return agents_per_round(self.algorithm, self.fleet.agents, self.participation, self.weights)
 
     @property

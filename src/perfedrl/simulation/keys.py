@@ -29,7 +29,7 @@ def agent_keys(seed: Whole, tasks: Any, first: Whole = 0) -> Key[Array, " n"]:
 
 
 def draw_participants(seed: Whole, round_: Whole, agents: int, count: int) -> Integer[Array, " k"]:
-    """The agents that take part in a round: `count` of them, sampled uniformly without replacement, in fleet order.
+    """The participants of a round: `count` agents, sampled uniformly without replacement, in fleet order.
 
     The draw depends on the seed and the round alone, so every engine draws the same agents.
     """

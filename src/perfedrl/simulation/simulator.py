@@ -49,9 +49,7 @@ class Simulation:
         if not self.algorithms:
             object.__setattr__(self, "algorithms", [self.experiment.algorithm] * len(self.seeds))
         if len(self.algorithms) != len(self.seeds) or not self.seeds:
-            raise UserError(
-                f"expected one algorithm per seed; there are {len(self.algorithms)} for {len(self.seeds)} seeds"
-            )
+            raise UserError(f"expected one algorithm per seed, got {len(self.algorithms)} for {len(self.seeds)} seeds")
         if any(not 0 <= seed < 2**32 for seed in self.seeds):
             raise UserError("seeds must be whole numbers from 0 to 2**32 - 1")
         if len({jax.tree.structure(algorithm) for algorithm in self.algorithms}) > 1:
@@ -59,7 +57,7 @@ class Simulation:
                 "runs side by side may differ in step sizes and seeds only, not in the algorithm or its counts"
             )
         if self.chunk is not None and self.chunk < 1:
-            raise UserError(f"chunk must be at least 1; it is {self.chunk}")
+            raise UserError(f"chunk must be at least 1, got {self.chunk}")
 
     @property
     def fleet(self) -> Fleet:
@@ -241,12 +239,12 @@ def simulate(
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
     `noiseless` replaces sampling by exact gradients and curvature; otherwise `curvature`, `baseline` and `entropy` say
-    how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share of the
-    agents that take part in a round. `observers` are told what was measured. For another evaluation or an objective of
-    your own, make an `Experiment` and a `Simulation`.
+    how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share of
+    agents that participate in a round. `observers` are told what was measured. For another evaluation or your own
+    objective, make an `Experiment` and a `Simulation`.
     """
     if rounds < 1 or every < 1:
-        raise UserError(f"rounds and every must be at least 1; they are {rounds} and {every}")
+        raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}")
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
     agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
     experiment = Experiment(fleet, policy, algorithm, agent, participation=participation)
