@@ -17,7 +17,7 @@ from tiers import some_slow
 import perfedrl as pf
 from perfedrl import exact
 from perfedrl.algorithms import ALGORITHMS, SGMRL
-from perfedrl.algorithms.base import check_counts
+from perfedrl.algorithms.checks import check_counts
 from perfedrl.algorithms.sg_mrl import ReturnAverage, debiased_gradient
 from perfedrl.compilation import jit
 from perfedrl.estimators import PolicyObjective, Sampled, StepKeys, forms

@@ -9,16 +9,8 @@ import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    LARGEST_STEP,
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_step_sizes,
-    repeated,
-    select,
-)
+from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select
+from perfedrl.algorithms.checks import LARGEST_STEP, check_counts, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_positive
+from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.checks import check_counts, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators.tree_math import ratio

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_choice, check_positive, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.checks import check_choice, check_positive
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fedopt import FedOpt
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, repeated, select
+from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
 

@@ -5,14 +5,15 @@ from typing import Any
 
 import equinox as eqx
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
-from perfedrl.types import Array, Params
+from perfedrl.types import Params
 
 
-class FedAvgPG(Algorithm):
+class FedAvgPG(AveragedParameters):
     """Local policy-gradient steps on each agent's own return, then averaging.
 
     Each step uses one estimate from m trajectories: m = m_in + m_h + m_out gives it the budget of exact Per-FedAvg-PG.
@@ -34,9 +35,6 @@ class FedAvgPG(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
-
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
@@ -47,12 +45,6 @@ class FedAvgPG(Algorithm):
         """Take one local ascent step."""
         theta, state = carry
         return optax.tree.add_scale(theta, self.beta, agent.gradient(theta, keys.outer, self.m)), state
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

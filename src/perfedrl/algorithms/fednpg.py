@@ -9,16 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
@@ -39,7 +31,7 @@ class ActionValues(NamedTuple):
     seen: Table
 
 
-class FedNPG(Algorithm):
+class FedNPG(AveragedParameters):
     """Mirror steps on the mean of the agents' soft action values (Yang et al., 2024; their star topology).
 
     theta <- (1 - c) theta + c A / entropy, c = beta entropy / (1 - gamma) and A the mean over agents of the soft
@@ -105,12 +97,6 @@ class FedNPG(Algorithm):
             batch = agent.sampler.sample(theta, keys.outer, self.m)
             known = _backed_up(discount, known, theta, batch, self.entropy)
         return _mirror(theta, known.q, self.entropy, self.beta / (1 - discount)), known
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Table) -> Table:
-        return message
 
     def personalize(self, message: Table, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Table:
         return adapt(agent, message, self.alpha, key, m)

@@ -7,7 +7,8 @@ import jax
 import optax
 from jaxtyping import Float, PyTree
 
-from perfedrl.algorithms.base import Algorithm, ServerState, check_choice, check_positive
+from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.checks import check_choice, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_federated, check_only_parameters
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError

@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.errors import UserError
@@ -28,7 +20,7 @@ from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
-class FedSARSA(Algorithm):
+class FedSARSA(AveragedParameters):
     """Local SARSA steps on each agent's own transitions, then averaging (Zhang et al., 2024).
 
     Action values are Q(s, a) = temperature * theta . phi(s, a), the policy's logits in the unit of rewards, so that
@@ -65,9 +57,6 @@ class FedSARSA(Algorithm):
         if fleet.train.horizon < 1:
             raise UserError("fedsarsa needs episodes of two decisions or more (horizon >= 1); fedavg-pg needs but one")
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
-
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
@@ -84,12 +73,6 @@ class FedSARSA(Algorithm):
             batch = agent.sampler.sample(theta, keys.outer, self.m)
             direction = _semi_gradient(agent.policy, agent.discount, theta, batch, self.temperature)
         return optax.tree.add_scale(theta, self.beta / self.temperature, direction), state
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

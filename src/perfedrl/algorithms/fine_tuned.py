@@ -4,14 +4,15 @@ from typing import Any
 
 import equinox as eqx
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
-from perfedrl.types import Array, Params, Scalar, StepSize
+from perfedrl.types import Params, Scalar, StepSize
 
 
-class FineTuned(Algorithm):
+class FineTuned(AveragedParameters):
     """Train one shared policy by FedAvg-PG, then fine-tune it on every agent alone.
 
     At deployment the agent's trajectories are split over `fine_tuning_steps` policy-gradient steps of size alpha. With
@@ -38,19 +39,10 @@ class FineTuned(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
-
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
         return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return fine_tune(agent, message, self.alpha, key, m, self.fine_tuning_steps)

@@ -5,7 +5,8 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_step_sizes
+from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
@@ -48,7 +49,6 @@ class FromScratch(Algorithm):
         return state
 
     def shared(self, message: Params) -> Params:
-        """Return the start."""
         return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:

@@ -6,7 +6,8 @@ import equinox as eqx
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, check_counts, check_step_sizes, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.types import Array, Params
 

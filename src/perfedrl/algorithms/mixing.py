@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.envs import Fleet
 from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
@@ -49,7 +41,7 @@ class MixingCarry(NamedTuple):
     weight: Float[Array, ""]
 
 
-class Mixing(Algorithm):
+class Mixing(AveragedParameters):
     """Agent i deploys theta_i = (1 - lambda_i) v_i + lambda_i w: w is averaged, v_i and lambda_i stay with the agent.
 
     A local step is w_i + beta g(w_i) and v_i + beta (1 - lambda_i) g(theta_i), each gradient from m trajectories, and,
@@ -134,12 +126,6 @@ class Mixing(Algorithm):
             optax.tree.add_scale(v, self.beta * (1 - weight), g_own),
             jnp.clip(weight + self.weight_rate * cosine, 0, 1),
         )
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: MixingState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """Adapt the agent's mixture by a step of alpha; for an agent that never took part the mixture is w.

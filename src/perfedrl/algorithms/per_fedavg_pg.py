@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_choice,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-)
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.checks import check_choice, check_counts, check_positive, check_step_sizes
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_positive, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive
 from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.estimators.meta import iterate, step_keys

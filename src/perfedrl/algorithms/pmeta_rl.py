@@ -6,13 +6,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts
 from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.estimators.meta import iterate, step_keys
-from perfedrl.types import Array, Params, Scalar
+from perfedrl.types import Params, Scalar
 
 
 class MetaPolicyCarry(NamedTuple):
@@ -22,7 +23,7 @@ class MetaPolicyCarry(NamedTuple):
     pull: Params
 
 
-class PMetaRL(Algorithm):
+class PMetaRL(AveragedParameters):
     """Alternate between personal policies near a meta-policy w and w itself, which stays fixed during a round.
 
     In a round agent i takes `local_steps` steps of size alpha from m trajectories each on J_i(theta) - weight/2 |theta
@@ -70,12 +71,6 @@ class PMetaRL(Algorithm):
         g = agent.gradient(going.theta, key, m)
         theta, pull = near_step(going.theta, w, g, self.alpha, self._s)
         return MetaPolicyCarry(theta, optax.tree.add(going.pull, pull))
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: ProximalState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """Return the agent's policy; one that never took part takes a round's steps from w with the m trajectories."""

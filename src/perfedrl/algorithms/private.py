@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import LARGEST_STEP, Algorithm
+from perfedrl.algorithms.base import Algorithm
+from perfedrl.algorithms.checks import LARGEST_STEP
 from perfedrl.algorithms.wrapper import Wrapper, check_displacement, check_federated
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective

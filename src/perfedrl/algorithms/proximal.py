@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from perfedrl.algorithms.base import ServerState, check_positive, check_step_sizes
+from perfedrl.algorithms.base import ServerState
+from perfedrl.algorithms.checks import check_positive, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Params, Scalar
 

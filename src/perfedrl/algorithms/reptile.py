@@ -6,13 +6,14 @@ import equinox as eqx
 import jax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, check_counts, check_positive, check_step_sizes
+from perfedrl.algorithms.base import AveragedParameters, ServerState, average
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes
 from perfedrl.algorithms.fine_tuned import ascend, fine_tune
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
 
-class Reptile(Algorithm):
+class Reptile(AveragedParameters):
     """Learn an initialization for a few local steps without second derivatives.
 
     Agents work as in FedAvg-PG; the server moves theta to theta + `server_step` (mean_i theta_i - theta). With more
@@ -50,9 +51,6 @@ class Reptile(Algorithm):
     def trajectories_per_round(self) -> int:
         return self.local_steps * self.m
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
-
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
@@ -63,9 +61,6 @@ class Reptile(Algorithm):
         s = self.server_step
         nearer = jax.tree.map(lambda x, y: (1 - s) * x + s * y, state.message, average(uploads, weights))
         return ServerState(nearer)
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return fine_tune(agent, message, self.alpha, key, m, self.adaptation_steps)

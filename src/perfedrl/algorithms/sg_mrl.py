@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet
@@ -47,7 +39,7 @@ class ReturnAverage(NamedTuple):
         )
 
 
-class SGMRL(Algorithm):
+class SGMRL(AveragedParameters):
     """Learn an initialization for an adaptation step along a sampled gradient (Fallah et al., 2021).
 
     The paper's F_i(theta) = J_i(theta + alpha grad J_i(theta)) has the expected gradient inside; replacing it by an
@@ -114,12 +106,6 @@ class SGMRL(Algorithm):
         if self.clip is not None:
             direction = clipped_to_length(direction, self.clip)
         return optax.tree.add_scale(theta, self.beta, direction), seen.with_another(value)
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

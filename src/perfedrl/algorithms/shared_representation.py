@@ -7,15 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-)
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys

@@ -8,16 +8,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, ServerState, average, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
@@ -27,7 +19,7 @@ from perfedrl.exact.tabular import ExactObjective, J
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
-class SoftmaxFedPG(Algorithm):
+class SoftmaxFedPG(AveragedParameters):
     """Federated softmax policy gradient in heterogeneous environments (Labbi et al., 2025).
 
     `regularization` lambda changes the return to E sum_t gamma^t (r_t + lambda H(pi(.|s_t))), so that the entropy
@@ -72,9 +64,6 @@ class SoftmaxFedPG(Algorithm):
                 f"{type(policy).__name__}. fedavg-pg takes the same local steps with any policy"
             )
 
-    def init(self, params: Params) -> tuple[ServerState, tuple[()]]:
-        return ServerState(params), ()
-
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
@@ -95,9 +84,6 @@ class SoftmaxFedPG(Algorithm):
         if self.largest is None:
             return ServerState(mean)
         return ServerState(jax.tree.map(lambda x: jnp.clip(x, -self.largest, self.largest), mean))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

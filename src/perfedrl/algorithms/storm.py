@@ -9,16 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import (
-    Algorithm,
-    ServerState,
-    average,
-    check_counts,
-    check_positive,
-    check_step_sizes,
-    local_steps,
-    with_trajectories,
-)
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet
@@ -71,7 +63,7 @@ class StormCarry(NamedTuple):
     begun: Float[Array, ""]
 
 
-class StormPG(Algorithm):
+class StormPG(AveragedParameters):
     """First-order Per-FedAvg-PG with recursive momentum (STORM) in the inner and the outer gradient of a round.
 
     d_t = g(theta_t; xi_t) + (1 - momentum) (d_{t-1} - g_w(theta_{t-1}; xi_t)): the last estimate is corrected by g_w,
@@ -150,12 +142,6 @@ class StormPG(Algorithm):
             "mean weight": state.used / drawn,
             "largest weight": state.largest,
         }
-
-    def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        return ServerState(average(uploads, weights))
-
-    def shared(self, message: Params) -> Params:
-        return message
 
     def personalize(self, message: Params, state: Any, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

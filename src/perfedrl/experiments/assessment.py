@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.algorithms import FedAvgPG, ServerState
-from perfedrl.algorithms.base import check_counts, check_step_sizes
+from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.experiments.evaluate import check_shared
 from perfedrl.experiments.stats import Interval, bootstrap_interval

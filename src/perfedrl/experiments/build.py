@@ -23,7 +23,7 @@ from perfedrl.algorithms import (
     Private,
     Robust,
 )
-from perfedrl.algorithms.base import check_agents, check_algorithm
+from perfedrl.algorithms.checks import check_agents, check_algorithm
 from perfedrl.algorithms.composition import Layer, compose
 from perfedrl.algorithms.wrapper import check_federated
 from perfedrl.envs import ENVS, Fleet

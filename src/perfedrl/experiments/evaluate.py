@@ -8,7 +8,7 @@ import numpy as np
 
 from perfedrl import exact
 from perfedrl.algorithms import FedAvgPG, ServerState
-from perfedrl.algorithms.base import check_step_sizes
+from perfedrl.algorithms.checks import check_step_sizes
 from perfedrl.envs import TabularMDP
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import Interval, mean_interval

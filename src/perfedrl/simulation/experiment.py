@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
-from perfedrl.algorithms.base import agents_per_round, check_agents, check_algorithm
+from perfedrl.algorithms.checks import agents_per_round, check_agents, check_algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, Sampled

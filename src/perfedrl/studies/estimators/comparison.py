@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from perfedrl.algorithms.base import check_counts
+from perfedrl.algorithms.checks import check_counts
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError, nearest
 from perfedrl.estimators import Baseline, Curvature, Sampled
