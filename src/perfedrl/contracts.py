@@ -26,6 +26,30 @@ else:
             return self._compute(instance)
 
 
+if TYPE_CHECKING:
+
+    def delegated(inner: str) -> Any: ...
+
+else:
+
+    class delegated(property):  # noqa: N801
+        """A member that is the member of the same name of another object, methods included.
+
+        `horizon = delegated("task")` in a class makes `x.horizon` the same as `x.task.horizon`. A wrapper states each
+        member that it passes on in one such line. Without an annotation it is not a field of a dataclass.
+        """
+
+        def __init__(self, inner: str):
+            super().__init__(self._look_up)
+            self._inner = inner
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self._name, self.__doc__ = name, f"The same as `{self._inner}.{name}`."
+
+        def _look_up(self, instance: Any) -> Any:
+            return getattr(getattr(instance, self._inner), self._name)
+
+
 def undefined(instance: Any, name: str, base: str) -> UserError:
     """The error for a member that every subclass of a base must define."""
     return UserError(f"{type(instance).__name__} must define `{name}`; {base} documents all members")

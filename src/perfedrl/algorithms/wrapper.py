@@ -1,17 +1,15 @@
 """The base of wrappers: algorithms that change some methods of another algorithm and delegate all others to it."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import PyTree
 
-from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.base import Algorithm
+from perfedrl.contracts import delegated
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective
-from perfedrl.types import Array, Params
 
 
 class Wrapper(Algorithm):
@@ -25,88 +23,37 @@ class Wrapper(Algorithm):
     runs_on_agents: ClassVar[bool] = False
     """Whether an agent's own process runs the wrapper's `client`; otherwise the server or the simulation does."""
 
-    @property
-    def federated(self) -> bool:  # type: ignore[override]
-        return self.inner.federated
+    # Facts about rounds, and the six methods of an algorithm.
+    federated = delegated("inner")
+    serves_unseen = delegated("inner")
+    uploads_may_be_empty = delegated("inner")
+    trajectories_per_round = delegated("inner")
+    init = delegated("inner")
+    client = delegated("inner")
+    server = delegated("inner")
+    shared = delegated("inner")
+    personalize = delegated("inner")
 
-    @property
-    def serves_unseen(self) -> bool:  # type: ignore[override]
-        return self.inner.serves_unseen
+    # Costs and step sizes.
+    trajectories_after = delegated("inner")
+    step_sizes = delegated("inner")
+    adaptation_step_size = delegated("inner")
+    deployment_step_size = delegated("inner")
+    learns_step_size = delegated("inner")
+    personalization_steps = delegated("inner")
+    curvature_trajectories = delegated("inner")
+    smallest_curvature_batch = delegated("inner")
 
-    @property
-    def uploads_may_be_empty(self) -> bool:  # type: ignore[override]
-        return self.inner.uploads_may_be_empty
+    # Uploads, personal parts and records.
+    unchanged_upload = delegated("inner")
+    uploads_whole_messages = delegated("inner")
+    with_personal_part = delegated("inner")
+    diagnostics = delegated("inner")
 
-    @property
-    def trajectories_per_round(self) -> int:
-        return self.inner.trajectories_per_round
-
-    def init(self, params: Params) -> tuple[ServerState, PyTree]:
-        return self.inner.init(params)
-
-    def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
-        return self.inner.client(message, state, agent, key)
-
-    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
-        return self.inner.server(state, uploads, weights)
-
-    def shared(self, message: PyTree) -> Params:
-        return self.inner.shared(message)
-
-    def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
-        return self.inner.personalize(message, state, agent, key, m)
-
-    def trajectories_after(self, rounds: int) -> int:
-        return self.inner.trajectories_after(rounds)
-
-    @property
-    def step_sizes(self) -> Mapping[str, Any]:
-        return self.inner.step_sizes
-
-    def adaptation_step_size(self, message: PyTree) -> Any:
-        return self.inner.adaptation_step_size(message)
-
-    def deployment_step_size(self, message: PyTree) -> Any:
-        return self.inner.deployment_step_size(message)
-
-    @property
-    def learns_step_size(self) -> bool:
-        return self.inner.learns_step_size
-
-    @property
-    def personalization_steps(self) -> int:
-        return self.inner.personalization_steps
-
-    @property
-    def curvature_trajectories(self) -> int:
-        return self.inner.curvature_trajectories
-
-    @property
-    def smallest_curvature_batch(self) -> int:
-        return self.inner.smallest_curvature_batch
-
-    def unchanged_upload(self, message: PyTree) -> PyTree:
-        return self.inner.unchanged_upload(message)
-
-    @property
-    def uploads_whole_messages(self) -> bool:
-        return self.inner.uploads_whole_messages
-
-    def with_personal_part(self, message: PyTree, state: PyTree) -> PyTree:
-        return self.inner.with_personal_part(message, state)
-
-    def diagnostics(self, state: PyTree) -> Mapping[str, Array]:
-        return self.inner.diagnostics(state)
-
-    @property
-    def least_agents(self) -> int:
-        return self.inner.least_agents
-
-    def check_supports(self, fleet: Fleet, policy: Any) -> None:
-        self.inner.check_supports(fleet, policy)
-
-    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
-        self.inner.check_participation(agents, participants, weights)
+    # Requirements, checked before anything is compiled.
+    least_agents = delegated("inner")
+    check_supports = delegated("inner")
+    check_participation = delegated("inner")
 
 
 def unwrapped(algorithm: Algorithm) -> Algorithm:

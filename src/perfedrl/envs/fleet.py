@@ -1,16 +1,16 @@
 """Fleets: the tasks of the agents that train, and of those held out, stacked along a leading axis."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
-from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Polyline, Task, check_task
+from perfedrl.contracts import delegated
+from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task, check_task
 from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
-from perfedrl.types import Array, Params, Sampler, Trajectory
 
 
 class Roster(PlayedTask, Sequence[Any]):
@@ -32,70 +32,33 @@ class Roster(PlayedTask, Sequence[Any]):
     def _first(self) -> PlayedTask:
         return self._tasks[0]
 
-    @property
-    def horizon(self) -> int:
-        return self._first.horizon
+    horizon = delegated("_first")
+    discount = delegated("_first")
 
-    @property
-    def discount(self) -> float:
-        return self._first.discount
+    # What policies must know of the spaces.
+    actions = delegated("_first")
+    action_size = delegated("_first")
+    observation_size = delegated("_first")
 
-    @property
-    def actions(self) -> int | tuple[int, ...] | None:
-        return self._first.actions
+    # What is measured and shown.
+    outcomes = delegated("_first")
+    settings = delegated("_first")
+    sketch = delegated("_first")
+    frames = delegated("_first")
 
-    @property
-    def action_size(self) -> int | None:
-        return self._first.action_size
+    # Navigation in the plane.
+    goal = delegated("_first")
+    radius = delegated("_first")
+    box = delegated("_first")
+    with_goal = delegated("_first")
 
-    @property
-    def observation_size(self) -> int | None:
-        return self._first.observation_size
+    # Constants of the theory.
+    reward_bound = delegated("_first")
+    observation_bound = delegated("_first")
 
-    def outcomes(self, episode: Trajectory) -> dict[str, Any]:
-        return self._first.outcomes(episode)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return self._first.settings
-
-    @property
-    def sketch(self) -> Callable[[Any], list[Polyline]] | None:
-        return self._first.sketch
-
-    @property
-    def frames(self) -> Callable[[Any, Params], list[np.ndarray]] | None:
-        return self._first.frames
-
-    @property
-    def goal(self) -> Array | None:
-        return self._first.goal
-
-    @property
-    def radius(self) -> float | None:
-        return self._first.radius
-
-    @property
-    def box(self) -> float | None:
-        return self._first.box
-
-    @property
-    def with_goal(self) -> Callable[[Sequence[float]], BaseTask] | None:
-        return self._first.with_goal
-
-    @property
-    def reward_bound(self) -> float | None:
-        return self._first.reward_bound
-
-    @property
-    def observation_bound(self) -> float | None:
-        return self._first.observation_bound
-
-    def sampler(self, policy: Any) -> Sampler:
-        return self._first.sampler(policy)
-
-    def outline(self, m: int) -> Trajectory:
-        return self._first.outline(m)
+    # Episodes, which are played in Python.
+    sampler = delegated("_first")
+    outline = delegated("_first")
 
     def close(self) -> None:
         """Close the open environments of all tasks."""

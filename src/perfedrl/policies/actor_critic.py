@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
+from perfedrl.contracts import delegated
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
@@ -33,19 +34,11 @@ class ActorCritic(Policy):
         if not 0 < self.rate < float("inf"):
             raise UserError(f"the critic's rate must be a finite number > 0; it is {self.rate}")
 
-    @property
-    def noise(self) -> int:
-        return self.actor.noise
-
     # Members that follow from the actor's; its decisions do not depend on the critic.
 
-    @property
-    def actions(self) -> int | tuple[int, ...] | None:
-        return self.actor.actions
-
-    @property
-    def action_size(self) -> int | None:
-        return self.actor.action_size
+    noise = delegated("actor")
+    actions = delegated("actor")
+    action_size = delegated("actor")
 
     @property
     def entropy(self) -> Callable[[Params, PyTree[Array]], Float[Array, ""]] | None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
+from perfedrl.contracts import delegated
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
@@ -54,23 +55,16 @@ class Normalized(Policy):
             raise UserError(f"the normalization's rate must be a finite number > 0; it is {rate}")
         self.policy, self.size, self.rewards, self.rate = policy, size, rewards, float(rate)
 
-    @property
-    def noise(self) -> int:
-        return self.policy.noise
+    noise = delegated("policy")
+    actions = delegated("policy")
+    action_size = delegated("policy")
+    states = delegated("policy")
+
+    # Members that a normalized policy lacks: tables, gains and constants are those of unscaled states.
+    probabilities = gain = None
+    G = M = Lambda = regularity_within = None
 
     # Members that follow from the inner policy's, which sees normalized observations.
-
-    @property
-    def actions(self) -> int | tuple[int, ...] | None:
-        return self.policy.actions
-
-    @property
-    def action_size(self) -> int | None:
-        return self.policy.action_size
-
-    @property
-    def states(self) -> int | None:
-        return self.policy.states
 
     @property
     def entropy(self) -> Callable[[Params, PyTree[Array]], Float[Array, ""]] | None:
@@ -93,10 +87,6 @@ class Normalized(Policy):
     def in_numpy(self) -> Callable[[Params], Decide] | None:
         inner = self.policy.in_numpy
         return None if inner is None else lambda params: self._in_numpy(inner, params)
-
-    # Members that a normalized policy lacks: tables, gains and constants are those of unscaled states.
-    probabilities = gain = None
-    G = M = Lambda = regularity_within = None
 
     def init(self, key: PRNGKeyArray) -> Params:
         moments = {}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from perfedrl.contracts import delegated
 from perfedrl.envs.base import PlayedTask, check_episode
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym.episodes import Act, Slots
@@ -36,17 +37,9 @@ class GymTask(PlayedTask):
     processes: bool = False
     more_outcomes: Callable[[Trajectory], dict[str, Array]] | None = field(default=None, repr=False)
 
-    @property
-    def actions(self) -> int | tuple[int, ...] | None:
-        return self.spaces.actions
-
-    @property
-    def action_size(self) -> int | None:
-        return self.spaces.action_size
-
-    @property
-    def observation_size(self) -> int:
-        return self.spaces.observation_size
+    actions = delegated("spaces")
+    action_size = delegated("spaces")
+    observation_size = delegated("spaces")
 
     @cached_property
     def _slots(self) -> Slots:
