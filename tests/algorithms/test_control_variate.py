@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from simulations import simulation_of
 from tiers import some_slow
+from tiny_config import FEDAVG
 
 import perfedrl as pf
 from perfedrl.algorithms import SGMRL, ControlVariate, FedOpt, Personal, Private, StormPG
@@ -24,12 +25,10 @@ N = FLEET.agents
 MANY = pf.PerFedAvgPG(1.0, 0.3, 3, 4, 4, 4)
 ONE = pf.PerFedAvgPG(1.0, 0.3, 1, 4, 4, 4)
 TABLE = {
+    **FEDAVG,
     "name": "controlled",
     "seeds": 1,
-    "rounds": 2,
     "participation": 0.25,
-    "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
-    "policy": {"name": "table"},
     "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.2, "local_steps": 2},
     "control_variate": "round",
 }

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulations import simulation_of
 from tiers import some_slow
+from tiny_config import FEDAVG
 
 import perfedrl as pf
 from perfedrl.algorithms import FedOpt, Personal, Robust
@@ -18,15 +19,7 @@ from perfedrl.simulation import compiled
 FLEET = pf.gridworld(width=3, horizon=5)
 POLICY = pf.TableSoftmax(9, 4)
 INNER = pf.FedAvgPG(1.0, 0.2, 2, 4)
-TABLE = {
-    "name": "server",
-    "seeds": 2,
-    "rounds": 2,
-    "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
-    "policy": {"name": "table"},
-    "algorithm": {"name": "fedavg-pg", "alpha": 1.0, "beta": 0.2},
-    "server": {"optimizer": "adam", "rate": 0.1},
-}
+TABLE = {**FEDAVG, "name": "server", "server": {"optimizer": "adam", "rate": 0.1}}
 MOVES = np.asarray([[1.0, -0.5, 0.0], [0.5, 0.5, 0.0], [-0.25, 1.0, 0.0]])
 
 

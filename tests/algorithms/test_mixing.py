@@ -1,10 +1,10 @@
 """Mixing: between LocalPG and FedAvgPG, which are its ends."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quadratic import Quadratic
 from simulations import simulation_of
 
 import perfedrl as pf
@@ -17,23 +17,6 @@ from perfedrl.exact.tabular import Exact
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 KEY = jax.random.key(7)
-
-
-class Bowl(eqx.Module):
-    """J(theta) = -|theta - place|^2 / 2, whose gradient is exact."""
-
-    place: jax.Array
-
-    traceable = True
-
-    def gradient(self, params, key, m):
-        return self.place - params
-
-    def curvature(self, params, v, key, m):
-        return -v
-
-    def value(self, params, key, m):
-        return -jnp.sum((params - self.place) ** 2) / 2
 
 
 def state(v, weight):
@@ -68,7 +51,7 @@ def test_one_step_by_hand():
     """At w = (1, 0), v = (0, 2), lambda = 1/4: theta = (1/4, 3/2), and g(theta) = (3/4, -1/2) to the place (1, 1)."""
     algorithm = Mixing(0.0, 0.5, weight=0.9, weight_rate=0.1, local_steps=1, m=1)
     w, own = jnp.asarray([1.0, 0.0]), state([0.0, 2.0], 0.25)
-    upload, after = algorithm.client(w, own, Bowl(jnp.ones(2)), KEY)
+    upload, after = algorithm.client(w, own, Quadratic(jnp.ones(2)), KEY)
     np.testing.assert_allclose(upload, [1.0, 0.5], rtol=1e-6, err_msg="w + 0.5 (0, 1)")
     np.testing.assert_allclose(after.v, [0.28125, 1.8125], rtol=1e-6, err_msg="v + 0.5 * 0.75 * (3/4, -1/2)")
     cosine = (0.75 * 1 + -0.5 * -2) / np.hypot(0.75, 0.5) / np.hypot(1, 2)
@@ -80,14 +63,14 @@ def test_the_weight_goes_where_the_return_grows_by_no_more_than_its_rate(place, 
     """On a line a cosine is 1 or -1: w = 1 and v = -1/2 mix to 1/4."""
     algorithm = Mixing(0.0, 0.5, weight_rate=0.1, local_steps=1, m=1)
     own = state([-0.5], 0.5)
-    _, after = algorithm.client(jnp.ones(1), own, Bowl(jnp.asarray([place])), KEY)
+    _, after = algorithm.client(jnp.ones(1), own, Quadratic(jnp.asarray([place])), KEY)
     np.testing.assert_allclose(after.weight, weight, rtol=1e-6)
 
 
 def test_weights_stay_from_0_to_1_and_do_not_move_at_rate_0():
     for rate, start, place, end in ((1.0, 0.7, 9.0, 1.0), (1.0, 0.3, -9.0, 0.0), (0.0, 0.3, -9.0, 0.3)):
         algorithm = Mixing(0.0, 0.1, weight_rate=rate, local_steps=2, m=1)
-        _, after = algorithm.client(jnp.ones(1), state([-0.5], start), Bowl(jnp.asarray([place])), KEY)
+        _, after = algorithm.client(jnp.ones(1), state([-0.5], start), Quadratic(jnp.asarray([place])), KEY)
         np.testing.assert_allclose(after.weight, end, rtol=1e-6)
 
 
@@ -114,7 +97,7 @@ def test_zeroth_order_steps_are_those_of_an_agent_that_has_no_other_gradients():
 
 def test_what_an_agent_deploys_is_its_mixture_and_one_step():
     algorithm = Mixing(0.5, 0.3, weight=0.9)
-    w, own, agent = jnp.asarray([1.0, 0.0]), state([0.0, 2.0], 0.25), Bowl(jnp.ones(2))
+    w, own, agent = jnp.asarray([1.0, 0.0]), state([0.0, 2.0], 0.25), Quadratic(jnp.ones(2))
     np.testing.assert_allclose(algorithm.personalize(w, own, agent, KEY, 0), [0.25, 1.5])
     np.testing.assert_allclose(algorithm.personalize(w, own, agent, KEY, 3), [0.25 + 0.375, 1.5 - 0.25])
     _, fresh = algorithm.init(jnp.asarray([7.0, 7.0]))
@@ -126,7 +109,7 @@ def test_an_agent_that_comes_later_starts_from_the_shared_parameters_and_its_lan
     algorithm = Mixing(0.0, 0.5, weight=0.25, local_steps=1, m=1)
     _, fresh = algorithm.init(jnp.asarray([7.0, 7.0]))
     w = jnp.asarray([1.0, 0.0])
-    _, after = algorithm.client(w, fresh, Bowl(jnp.ones(2)), KEY)
+    _, after = algorithm.client(w, fresh, Quadratic(jnp.ones(2)), KEY)
     np.testing.assert_allclose(after.v, [1.0, 0.375], rtol=1e-6, err_msg="w + 0.5 * 0.75 * (0, 1)")
     assert float(after.weight) == 0.25
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quadratic import Quadratic
 from tiers import some_slow
 
 import perfedrl as pf
@@ -17,24 +18,6 @@ from perfedrl.key_domains import UPLOAD_NOISE
 from perfedrl.policies import MLPSoftmax, Normalized
 
 KEY = jax.random.key(3)
-
-
-class Bowl:
-    """An objective whose gradient points to a place of the agent's own."""
-
-    traceable = True
-
-    def __init__(self, place):
-        self.place = place
-
-    def gradient(self, params, key, m):
-        return jax.tree.map(jnp.subtract, self.place, params)
-
-    def curvature(self, params, v, key, m):
-        return jax.tree.map(jnp.negative, v)
-
-    def value(self, params, key, m):
-        return jnp.zeros(())
 
 
 def tree(seed):
@@ -67,17 +50,17 @@ def test_an_agent_uses_its_personal_parameters_and_does_not_send_them(inner):
     server, state = personal.init(START)
     for key in jax.random.split(KEY, 2):
         seen = personal.with_personal_part(server.message, state)
-        full, inside = inner.client(seen, state.inner, Bowl(tree(1)), key)
-        upload, state = personal.client(server.message, state, Bowl(tree(1)), key)
+        full, inside = inner.client(seen, state.inner, Quadratic(tree(1)), key)
+        upload, state = personal.client(server.message, state, Quadratic(tree(1)), key)
         sent, learned = named_leaves(upload), named_leaves(full)
         assert {name for name, x in sent.items() if x.shape == (0,)} == {n for n in sent if "normalizer" in n} != set()
         same({n: x for n, x in sent.items() if x.size}, {n: learned[n] for n in sent if "normalizer" not in n})
         same(state.kept, {n: learned[n] for n in sent if "normalizer" in n})
         same(state.inner, inside)
-        adapted = personal.personalize(server.message, state, Bowl(tree(1)), key, 4)
+        adapted = personal.personalize(server.message, state, Quadratic(tree(1)), key, 4)
         same(
             adapted,
-            inner.personalize(personal.with_personal_part(server.message, state), inside, Bowl(tree(1)), key, 4),
+            inner.personalize(personal.with_personal_part(server.message, state), inside, Quadratic(tree(1)), key, 4),
         )
 
 
@@ -86,7 +69,7 @@ def test_the_server_averages_shared_parameters_and_keeps_the_start_of_personal_o
     server, state = personal.init(START)
     uploads, agents = [], range(1, 4)
     for agent in agents:
-        uploads.append(personal.client(server.message, state, Bowl(tree(agent)), KEY)[0])
+        uploads.append(personal.client(server.message, state, Quadratic(tree(agent)), KEY)[0])
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
     after = named_leaves(personal.server(server, stacked, jnp.ones(3)).message)
     mean = named_leaves(average(stacked, jnp.ones(3)))
@@ -98,7 +81,7 @@ def test_personal_parameters_do_not_show_in_an_upload():
     personal = Personal(ALGORITHMS["fedavg"], ("normalizer",))
     server, state = personal.init(START)
     one, other = tree(1), {**tree(1), "normalizer": {"a": jnp.asarray([1e3, -1e3])}}
-    sent = [personal.client(server.message, state, Bowl(place), KEY)[0] for place in (one, other)]
+    sent = [personal.client(server.message, state, Quadratic(place), KEY)[0] for place in (one, other)]
     same(*sent)
 
 
@@ -118,11 +101,11 @@ def test_privacy_clips_and_noises_only_shared_parameters():
     private = Private(personal, 0.2, 0.5)
     server, state = private.init(START)
     far = {**tree(1), "normalizer": {"a": jnp.asarray([1e3, -1e3])}}
-    upload, after = private.client(server.message, state, Bowl(far), KEY)
-    plain, expected = personal.client(server.message, state, Bowl(far), KEY)
+    upload, after = private.client(server.message, state, Quadratic(far), KEY)
+    plain, expected = personal.client(server.message, state, Quadratic(far), KEY)
     same(after, expected)
     same(upload, privatize(personal.unchanged_upload(START), plain, 0.2, 0.5, jax.random.fold_in(KEY, UPLOAD_NOISE)))
-    quiet, _ = Private(personal, 0.2, 0.0).client(server.message, state, Bowl(far), KEY)
+    quiet, _ = Private(personal, 0.2, 0.0).client(server.message, state, Quadratic(far), KEY)
     assert np.linalg.norm(quiet["policy"] - START["policy"]) == pytest.approx(0.2, rel=1e-5), "of what is sent"
 
 

@@ -1,10 +1,10 @@
 """pFedMe and pMeta-RL: between LocalPG and FedAvgPG, which are their ends at proximal weights 0 and infinity."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quadratic import Quadratic
 from simulations import simulation_of
 from tiers import some_slow
 
@@ -15,23 +15,6 @@ from perfedrl.exact.tabular import Exact
 
 FLEET, POLICY = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 KEY, INFINITE = jax.random.key(7), float("inf")
-
-
-class Bowl(eqx.Module):
-    """J(theta) = -|theta - place|^2 / 2, whose gradient is exact."""
-
-    place: jax.Array
-
-    traceable = True
-
-    def gradient(self, params, key, m):
-        return self.place - params
-
-    def curvature(self, params, v, key, m):
-        return -v
-
-    def value(self, params, key, m):
-        return -jnp.sum((params - self.place) ** 2) / 2
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +40,7 @@ def simulated(algorithm):
 def deployed(algorithm, state, replica, m):
     message, clients = jax.tree.map(lambda x: x[replica], (state.server.message, state.clients))
     client = jax.tree.map(lambda x: x[2], clients)
-    return algorithm.personalize(message, client, Bowl(jnp.ones((9, 4))), KEY, m)
+    return algorithm.personalize(message, client, Quadratic(jnp.ones((9, 4))), KEY, m)
 
 
 def test_at_weight_0_it_is_local_and_at_infinity_shared_trajectory_for_trajectory(method):
@@ -91,7 +74,7 @@ def test_a_step_of_pfedme_by_hand():
     """With alpha = weight = 1, s = 1/2: from w = 0 to the place 4, theta = 2 and w = beta (2 - 0), then as below."""
     algorithm = PFedMe(1.0, 0.25, weight=1.0, local_steps=2, m=1)
     server, start = algorithm.init(jnp.zeros(1))
-    upload, after = algorithm.client(server.message, start, Bowl(jnp.asarray([4.0])), KEY)
+    upload, after = algorithm.client(server.message, start, Quadratic(jnp.asarray([4.0])), KEY)
     # theta follows w from 0 to 1/2 half of the way, 2.25; a step leads to (2.25 + 1.75) / 2 + 0.5 / 2 = 2.25 again.
     np.testing.assert_allclose(after.theta, [2.25])
     np.testing.assert_allclose(after.anchor, [0.5])
@@ -104,7 +87,7 @@ def test_a_round_of_pmeta_rl_by_hand():
     """With alpha = weight = 1, s = 1/2: from theta = w = 0 to the place 4, theta = 2 after every step."""
     algorithm = PMetaRL(1.0, 0.25, weight=1.0, local_steps=2, m=1)
     server, start = algorithm.init(jnp.zeros(1))
-    agent = Bowl(jnp.asarray([4.0]))
+    agent = Quadratic(jnp.asarray([4.0]))
     upload, after = algorithm.client(server.message, start, agent, KEY)
     np.testing.assert_allclose(after.theta, [2.0])
     np.testing.assert_allclose(upload, [0.25 * 2], err_msg="beta weight (theta - w)")
@@ -117,7 +100,7 @@ def test_many_proximal_steps_find_the_maximizer_and_the_envelopes_gradient(x64):
     """Of a bowl the maximizer is (place + weight w) / (1 + weight), and the envelope's gradient weight (theta - w)."""
     algorithm = PFedMe(0.4, 1.0, weight=3.0, proximal_steps=60, local_steps=1, m=1)
     server, start = algorithm.init(jnp.asarray([2.0]))
-    upload, after = jax.jit(algorithm.client)(server.message, start, Bowl(jnp.asarray([-6.0])), KEY)
+    upload, after = jax.jit(algorithm.client)(server.message, start, Quadratic(jnp.asarray([-6.0])), KEY)
     np.testing.assert_allclose(after.theta, [0.0], atol=1e-12)
     np.testing.assert_allclose(upload, [2.0 + 3.0 * (0.0 - 2.0)], rtol=1e-12)
 
@@ -132,7 +115,7 @@ def test_more_proximal_steps_at_infinity_are_fedavg_still():
 def test_an_agent_that_never_took_part_takes_proximal_steps_from_the_shared_policy(method):
     algorithm = method(1.0, 0.25, weight=1.0, local_steps=1, m=1)
     _, fresh = algorithm.init(jnp.asarray([9.0]))
-    w, agent = jnp.zeros(1), Bowl(jnp.asarray([4.0]))
+    w, agent = jnp.zeros(1), Quadratic(jnp.asarray([4.0]))
     np.testing.assert_array_equal(algorithm.personalize(w, fresh, agent, KEY, 0), w)
     np.testing.assert_allclose(algorithm.personalize(w, fresh, agent, KEY, 5), [2.0])
     stuck, free = (method(1.0, 0.25, weight=weight, local_steps=1, m=1) for weight in (INFINITE, 0.0))
@@ -145,7 +128,7 @@ def test_an_agent_that_never_took_part_takes_proximal_steps_from_the_shared_poli
 def test_a_personal_policy_follows_the_shared_one_as_another_step_would_with_the_same_gradient(method):
     algorithm = method(0.5, 0.25, weight=2.0, local_steps=1, m=1)
     own = ProximalState(jnp.asarray([1.0]), jnp.asarray([3.0]), jnp.ones(()))
-    moved = algorithm.personalize(jnp.asarray([7.0]), own, Bowl(jnp.zeros(1)), KEY, 5)
+    moved = algorithm.personalize(jnp.asarray([7.0]), own, Quadratic(jnp.zeros(1)), KEY, 5)
     np.testing.assert_allclose(moved, [1.0 + 0.5 * 4.0], err_msg="s = 1/2, and m does not matter")
 
 

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quadratic import Quadratic
 from simulations import simulation_of
 
 import perfedrl as pf
@@ -18,23 +19,6 @@ from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax, Normalized
 KEY = jax.random.key(7)
 POLICY = MLPSoftmax((2, 3, 4))
 START = POLICY.init(jax.random.key(1))
-
-
-class Bowl(eqx.Module):
-    """J(theta) = -|theta - place|^2 / 2, whose gradient is exact."""
-
-    place: object
-
-    traceable = True
-
-    def gradient(self, params, key, m):
-        return jax.tree.map(jnp.subtract, self.place, params)
-
-    def curvature(self, params, v, key, m):
-        return jax.tree.map(jnp.negative, v)
-
-    def value(self, params, key, m):
-        return jnp.zeros(())
 
 
 class Product(eqx.Module):
@@ -78,7 +62,7 @@ def test_uploads_carry_no_head_and_do_not_depend_on_its_place():
     algorithm = SharedRepresentation(0.1, 0.3, head_steps=2, local_steps=2, m=1)
     server, start = algorithm.init(START)
     places = [(START[0], jax.tree.map(lambda x, c=c: x + c, START[1])) for c in (1.0, 1e3)]
-    (one, mine), (other, yours) = (algorithm.client(server.message, start, Bowl(place), KEY) for place in places)
+    (one, mine), (other, yours) = (algorithm.client(server.message, start, Quadratic(place), KEY) for place in places)
     same(one, other, rtol=0)
     assert {name for name, x in named_leaves(one).items() if not x.size} == {"1.bias", "1.weight"}
     assert np.abs(mine.head[1]["weight"] - yours.head[1]["weight"]).min() > 1
@@ -89,7 +73,7 @@ def test_the_server_averages_representations_and_keeps_the_start_head():
     algorithm = SharedRepresentation(0.1, 0.3, head_steps=1, local_steps=1, m=1)
     server, start = algorithm.init(START)
     places = [jax.tree.map(lambda x, c=c: x + c, START) for c in (1.0, 2.0, 6.0)]
-    uploads = [algorithm.client(server.message, start, Bowl(place), KEY)[0] for place in places]
+    uploads = [algorithm.client(server.message, start, Quadratic(place), KEY)[0] for place in places]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *uploads)
     after = algorithm.server(server, stacked, jnp.asarray([1.0, 1.0, 2.0])).message
     same(after[0], jax.tree.map(lambda x: x + 0.3 * (1 + 2 + 12) / 4, START[0]))
@@ -120,14 +104,15 @@ def test_agents_deploy_their_own_head_and_new_ones_the_start_head_after_steps_of
     message = (jax.tree.map(lambda x: x + 9, START[0]), START[1])
     mine = HeadState(jax.tree.map(lambda x: x + 2, fresh.head), jnp.ones(()))
     same(
-        algorithm.personalize(message, mine, Bowl(place), KEY, 0), (message[0], jax.tree.map(lambda x: x + 2, START[1]))
+        algorithm.personalize(message, mine, Quadratic(place), KEY, 0),
+        (message[0], jax.tree.map(lambda x: x + 2, START[1])),
     )
-    same(algorithm.personalize(message, fresh, Bowl(place), KEY, 0), message, rtol=0)
-    after = algorithm.personalize(message, fresh, Bowl(place), KEY, 5)
+    same(algorithm.personalize(message, fresh, Quadratic(place), KEY, 0), message, rtol=0)
+    after = algorithm.personalize(message, fresh, Quadratic(place), KEY, 5)
     same(after, (message[0], jax.tree.map(lambda x: x + 3, START[1])))  # half of the way to + 4, twice
-    once = algorithm.personalize(message, fresh, Bowl(place), KEY, 1)
+    once = algorithm.personalize(message, fresh, Quadratic(place), KEY, 1)
     same(once, (message[0], jax.tree.map(lambda x: x + 2, START[1])))  # one trajectory is for one step
-    every = SharedRepresentation(0.5, 0.3, adapt="all").personalize(message, mine, Bowl(place), KEY, 5)
+    every = SharedRepresentation(0.5, 0.3, adapt="all").personalize(message, mine, Quadratic(place), KEY, 5)
     same(every, (jax.tree.map(lambda x: x + 6.5, START[0]), jax.tree.map(lambda x: x + 3, START[1])))
 
 
@@ -150,7 +135,7 @@ def test_privacy_and_aggregation_see_what_is_sent_alone():
     server, start = wrapped.init(START)
 
     def work(key):
-        upload, after = wrapped.client(server.message, start, Bowl(jax.tree.map(lambda x: x + 4, START)), key)
+        upload, after = wrapped.client(server.message, start, Quadratic(jax.tree.map(lambda x: x + 4, START)), key)
         return upload, after, wrapped.server(server, jax.tree.map(lambda x: jnp.stack([x] * 5), upload), jnp.ones(5))
 
     upload, after, server_after = jit(work)(KEY)

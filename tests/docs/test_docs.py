@@ -1,12 +1,12 @@
 """README's examples and the pages' short commands run as printed, and the map of the paper names what exists."""
 
-import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from check_docs import resolve
 from names_of_tests import TESTS
 
 from perfedrl.algorithms.composition import ORDER
@@ -71,16 +71,7 @@ def test_the_map_of_the_paper_has_all_its_rows():
 
 @pytest.mark.parametrize(("item", "function", "test"), ROWS, ids=[item for item, _, _ in ROWS])
 def test_what_the_map_names_exists(item, function, test):
-    parts = function.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            thing = importlib.import_module(".".join(parts[:cut]))
-            break
-        except ModuleNotFoundError:
-            continue
-    for name in parts[cut:]:
-        thing = getattr(thing, name)
-    assert callable(thing)
+    assert callable(resolve(function))
     assert test in TESTS
 
 

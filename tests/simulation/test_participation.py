@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiny_config import FEDAVG
 from untraced import AGENTS, Played
 
 import perfedrl as pf
@@ -27,14 +28,7 @@ FLEET = pf.gridworld(width=3, horizon=5)
 POLICY = pf.TableSoftmax(9, 4)
 PLAIN = pf.FedAvgPG(1.0, 0.2, 2, 4)
 ALONE = pf.LocalPG(0.2, 2, 4)
-TABLE = {
-    "name": "sampled",
-    "seeds": 2,
-    "rounds": 2,
-    "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
-    "policy": {"name": "table"},
-    "algorithm": {"name": "fedavg-pg", "alpha": 1.0, "beta": 0.2},
-}
+TABLE = {**FEDAVG, "name": "sampled"}
 
 
 def same(one, two):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from committed_claims import check_committed, check_on_page
 from tiers import some_slow
 
 from perfedrl.experiments.store import load_run
 from perfedrl.report.plots import Dots, rows
 from perfedrl.report.static import save
 from perfedrl.studies import GROUPS
-from perfedrl.studies.claims import cells
 from perfedrl.studies.curvature import study as curvature_study
 from perfedrl.studies.reproduction import all_configs
 
@@ -68,9 +68,7 @@ def test_family_claims_and_figures_match_the_committed_runs(name, tmp_path):
     study = GROUPS["families"][name]
     runs = {key: load_run(FAMILY_RESULTS / config.folder) for key, config in study.configs(study.seeds, False).items()}
     committed = [c for c in json.loads((FAMILY_RESULTS / "claims.json").read_text()) if c["experiment"] == name]
-    claims = study.claims(runs)
-    assert [(c.claim, c.met) for c in claims] == [(c["claim"], c["met"]) for c in committed]
-    np.testing.assert_allclose([c.measured for c in claims], [c["measured"] for c in committed])
+    check_committed(study.claims(runs), committed)
     for plot in study.figures(runs):
         assert (DRAWN / f"{plot.name}.png").is_file()
         assert (DRAWN / f"{plot.name}.csv").read_text() == save(plot, tmp_path)[2].read_text()
@@ -83,13 +81,8 @@ def test_claims_match_the_committed_ones_and_the_documents(name):
     all_committed = [c for c in json.loads((RESULTS / "claims.json").read_text()) if c["experiment"] == name]
     committed = [c for c in all_committed if not c["claim"].startswith(SAMPLED)]
     assert len(made) == len(all_committed) == len(committed) + (3 if name == "curvature" else 0)
-    assert [(c.experiment, c.claim, c.met) for c in claims] == [
-        (c["experiment"], c["claim"], c["met"]) for c in committed
-    ]
-    np.testing.assert_allclose([c.measured for c in claims], [c["measured"] for c in committed])
-    page = (ROOT / "docs" / "reproduction.md").read_text()
-    for claim in claims:
-        assert "| " + " | ".join(cells(claim)) + " |" in page, f"docs/reproduction.md lacks {claim}"
+    check_committed(claims, committed)
+    check_on_page(claims, "reproduction.md")
 
 
 def test_committed_claims_are_in_the_order_of_the_studies():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from enumeration import Listed, batch, enumerate_trajectories, index_key, law
 from fixtures import write
+from tiny_config import BASE
 
 import perfedrl as pf
 from perfedrl import exact
@@ -24,11 +25,9 @@ from perfedrl.studies.estimators.points import exactly, from_many, plays_by, tra
 from perfedrl.theory.fleet_problem import first_parameters
 
 GRID = {
-    "name": "small-grid",
-    "seeds": 1,
-    "rounds": 4,
+    **BASE,
+    **{"name": "small-grid", "seeds": 1, "rounds": 4},
     "fleet": {"env": "gridworld", "width": 3, "horizon": 4},
-    "policy": {"name": "table"},
     "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.3, "m_h": 4},
 }
 LISTED = {**GRID, "fleet": {"env": "random-mdps", "agents": 2, "states": 2, "actions": 3, "horizon": 1}}

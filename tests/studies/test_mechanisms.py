@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from committed_claims import check_committed, check_on_page
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import mean_interval
 from perfedrl.report import static
 from perfedrl.report.plots import rows
 from perfedrl.studies import GROUPS
-from perfedrl.studies.claims import cells
 from perfedrl.studies.client_sampling.study import NO_NOISE, REST, ends, ratio_interval, recovered
 from perfedrl.studies.client_sampling.training import FAST, LAST, as_published
 from perfedrl.studies.fast_fedpg import study as fast_fedpg_study
@@ -54,14 +54,8 @@ def test_every_committed_measurement_belongs_to_a_study():
 def test_claims_match_the_committed_ones_and_the_document(evidence):
     claims = [claim for name, study in MECHANISMS.items() for claim in study.claims(evidence[name])]
     assert {claim.claim for claim in claims if not claim.met} == MISSED
-    committed = json.loads((RESULTS / "claims.json").read_text())
-    assert [(c.experiment, c.claim, c.met) for c in claims] == [
-        (c["experiment"], c["claim"], c["met"]) for c in committed
-    ]
-    np.testing.assert_allclose([c.measured for c in claims], [c["measured"] for c in committed])
-    page = (ROOT / "docs" / "mechanisms.md").read_text()
-    for claim in claims:
-        assert "| " + " | ".join(cells(claim)) + " |" in page, f"docs/mechanisms.md lacks {claim}"
+    check_committed(claims, json.loads((RESULTS / "claims.json").read_text()))
+    check_on_page(claims, "mechanisms.md")
 
 
 def test_the_document_has_the_recovered_share_of_each_method(evidence):

@@ -1,4 +1,4 @@
-"""A config that trains in a moment, and changed copies of it."""
+"""Configs that train in a moment, and changed copies of them."""
 
 BASE = {
     "name": "tiny",
@@ -8,6 +8,14 @@ BASE = {
     "policy": {"name": "table"},
     "algorithm": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.1, "m_in": 2, "m_h": 2, "m_out": 2},
 }
+
+FEDAVG = {
+    **BASE,
+    "rounds": 2,
+    "fleet": {"env": "gridworld", "width": 3, "horizon": 5},
+    "algorithm": {"name": "fedavg-pg", "alpha": 1.0, "beta": 0.2},
+}
+"""Federated averaging on a grid of 3 x 3 cells."""
 
 
 def changed(**changes) -> dict:
