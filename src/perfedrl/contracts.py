@@ -14,7 +14,7 @@ else:
 
         It differs from `property` in two ways, both for subclasses that are dataclasses: a field of the same name can
         be set on an instance, and a field without a default does not take this one, since the class itself does not
-        have the attribute, only its instances do.
+        have the attribute, only its instances do. Where the body is only a docstring, the default is None.
         """
 
         def __init__(self, compute: Callable[[Any], Any]):

@@ -10,20 +10,7 @@ import typer
 
 from perfedrl import compilation
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS
-from perfedrl.cli.console import (
-    Cache,
-    Chunk,
-    JsonFile,
-    ReportFile,
-    Restart,
-    RunsFolder,
-    as_json,
-    command_line,
-    out,
-    print_message,
-    print_written,
-    training,
-)
+from perfedrl.cli import console
 from perfedrl.envs import ENVS
 from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
@@ -74,11 +61,11 @@ Alpha = Annotated[float | None, typer.Option(help="Adapt with this step size ins
 
 def train(
     config: Annotated[Path, typer.Argument(help="A TOML file; see the folder configs/ for examples.")],
-    runs: RunsFolder = Path("runs"),
-    restart: Restart = False,
-    chunk: Chunk = None,
-    report: ReportFile = None,
-    compile_cache: Cache = True,
+    runs: console.RunsFolder = Path("runs"),
+    restart: console.Restart = False,
+    chunk: console.Chunk = None,
+    report: console.ReportFile = None,
+    compile_cache: console.Cache = True,
 ) -> None:
     """Train the fleet that a config describes, on this machine.
 
@@ -90,14 +77,14 @@ def train(
         check_file(report)
     compilation.use_all_cores()
     checked = load_config(config)
-    with training(restart) as observers:
+    with console.training(restart) as observers:
         run = train_configs(
             checked, runs, restart=restart, chunk=chunk, observers=observers, compile_cache=compile_cache
         )
-    out.print(tables.summary(run))
-    out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
+    console.out.print(tables.summary(run))
+    console.out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
     if report:
-        print_written([page.write(run_page(run, command_line()), report)])
+        console.print_written([page.write(run_page(run, console.command_line()), report)])
 
 
 def personalize(
@@ -146,9 +133,9 @@ def personalize(
         seed=seed,
         draw=draw,
     )
-    out.print(tables.personalized(result))
-    out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
-    print_written(save_personalized(result, loaded, file))
+    console.out.print(tables.personalized(result))
+    console.out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
+    console.print_written(save_personalized(result, loaded, file))
 
 
 def evaluate(
@@ -164,7 +151,7 @@ def evaluate(
         float | None,
         typer.Option(help="With --steps: also measure agents that start from scratch, with this step size."),
     ] = None,
-    json_file: JsonFile = None,
+    json_file: console.JsonFile = None,
 ) -> None:
     """Evaluate a run's initialization for each agent, before and after adaptation.
 
@@ -186,10 +173,10 @@ def evaluate(
     if scratch is not None:
         raise UserError("--scratch goes with --steps; set --steps to the number of steps that agents take")
     rows = evaluate_run(store.load_run(run), alpha)
-    out.print(tables.agents(run.name, rows))
+    console.out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
-        write_atomically(json_file, as_json(content))
+        write_atomically(json_file, console.as_json(content))
 
 
 def inspect(
@@ -215,19 +202,19 @@ def inspect(
     try:
         inspected = inspection.inspect(checked)
         task, params, episode = inspection.episode(checked, agent)
-        out.print(tables.fleet(checked.name, inspected))
-        out.print(tables.fleet_cost(inspected), highlight=False, soft_wrap=True)
+        console.out.print(tables.fleet(checked.name, inspected))
+        console.out.print(tables.fleet_cost(inspected), highlight=False, soft_wrap=True)
         from perfedrl.report import episode_strip, static  # matplotlib is slow to import
 
         if episode is not None and episode_strip.can_draw(task, episode):
             title = f"{checked.name}: agent {agent},\nunder the policy that training starts from"
             figure = episode_strip.draw_episode(task, checked.experiment.policy, params, episode, title)
             write_atomically(picture, static.image(figure))
-            print_written([picture])
+            console.print_written([picture])
         else:
-            out.print("an episode of these agents cannot be drawn")
+            console.out.print("an episode of these agents cannot be drawn")
     except PictureError as error:
-        print_message(str(error), "yellow")
+        console.print_message(str(error), "yellow")
     finally:
         checked.experiment.fleet.close()
 
@@ -240,10 +227,10 @@ def evaluate_steps(
     if scratch is not None:
         assessments.append(assess(run, steps=steps, trajectories=trajectories, alpha=scratch, scratch=True))
     for assessment in assessments:
-        out.print(tables.assessment(run.folder.name, assessment))
-    out.print(tables.assessment_cost(assessments[0]), highlight=False, soft_wrap=True)
+        console.out.print(tables.assessment(run.folder.name, assessment))
+    console.out.print(tables.assessment_cost(assessments[0]), highlight=False, soft_wrap=True)
     if json_file:
-        write_atomically(json_file, as_json([{**asdict(x), "outcomes": outcome_lists(x)} for x in assessments]))
+        write_atomically(json_file, console.as_json([{**asdict(x), "outcomes": outcome_lists(x)} for x in assessments]))
 
 
 def outcome_lists(assessment: Assessment) -> dict[str, Any]:
@@ -255,7 +242,7 @@ def list_(
     kind: Annotated[
         Kind, typer.Argument(help="Finished runs, parts of configs, or the experiments that `reproduce` knows.")
     ] = Kind.runs,
-    runs: RunsFolder = Path("runs"),
+    runs: console.RunsFolder = Path("runs"),
 ) -> None:
     """List finished runs, or the parts that a config can name, with their parameters.
 
@@ -263,11 +250,11 @@ def list_(
     """
     if kind is Kind.runs:
         table = tables.runs(readable_runs(runs))
-        out.print(table if table.row_count else f"no finished runs in {runs}")
+        console.out.print(table if table.row_count else f"no finished runs in {runs}")
     elif kind is Kind.experiments:
-        out.print(tables.titles(STUDIES))
+        console.out.print(tables.titles(STUDIES))
     else:
-        out.print(tables.parts(REGISTRIES[kind]))
+        console.out.print(tables.parts(REGISTRIES[kind]))
 
 
 def save_personalized(result: personalization.Personalized, run: store.Run, file: Path | None) -> list[Path]:
@@ -303,4 +290,4 @@ def readable_runs(root: Path) -> Iterator[Any]:
         try:
             yield store.load_run(folder)
         except UserError as error:
-            print_message(f"skipped: {error}", "yellow")
+            console.print_message(f"skipped: {error}", "yellow")

@@ -7,19 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import (
-    Cache,
-    ReportFile,
-    Restart,
-    RunsFolder,
-    as_json,
-    command_line,
-    out,
-    print_message,
-    print_written,
-    status_line,
-    training,
-)
+from perfedrl.cli import console
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
 from perfedrl.experiments.training import saved
 from perfedrl.experiments.training import train as train_configs
@@ -33,9 +21,9 @@ NAMES = "; ".join(f"{', '.join(members)}, or {group}" for group, members in GROU
 def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = demonstration.SEEDS,
     report: Annotated[Path, typer.Option(help="The report page that is written.")] = Path("demo.html"),
-    runs: RunsFolder = Path("runs"),
-    restart: Restart = False,
-    compile_cache: Cache = True,
+    runs: console.RunsFolder = Path("runs"),
+    restart: console.Restart = False,
+    compile_cache: console.Cache = True,
 ) -> None:
     """Train a fleet and personalize unseen agents, in about a minute.
 
@@ -47,9 +35,9 @@ def demo(
     configs = demonstration.configs(seeds)
     done = train_all(list(configs.values()), runs, restart, compile_cache)
     trained = dict(zip(configs, done, strict=True))
-    out.print(demonstration.terminal_table(demonstration.rows(trained), seeds))
-    out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
-    print_written([page.write(demonstration.demonstration_page(trained, command_line()), report)])
+    console.out.print(demonstration.terminal_table(demonstration.rows(trained), seeds))
+    console.out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
+    console.print_written([page.write(demonstration.demonstration_page(trained, console.command_line()), report)])
 
 
 def reproduce(
@@ -57,12 +45,12 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer seeds and smaller curvature batches.")] = False,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; by default that of each study.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the claims to this file.")] = None,
-    report: ReportFile = None,
+    report: console.ReportFile = None,
     figures: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("figures"),
-    runs: RunsFolder = Path("runs"),
+    runs: console.RunsFolder = Path("runs"),
     only_saved: Annotated[bool, typer.Option("--saved", help="Train nothing; use saved runs only.")] = False,
-    restart: Restart = False,
-    compile_cache: Cache = True,
+    restart: console.Restart = False,
+    compile_cache: console.Cache = True,
 ) -> None:
     """Reproduce studies of the paper and beyond it: train missing runs, check claims, draw figures.
 
@@ -72,7 +60,7 @@ def reproduce(
     """
     from perfedrl.report import static  # imports matplotlib, which is slow to import
 
-    chosen = reproduction.choose(studies, tell=lambda sentence: print_message(sentence, "yellow"))
+    chosen = reproduction.choose(studies, tell=lambda sentence: console.print_message(sentence, "yellow"))
     check_folder(figures)
     for file in (json_file, report):
         if file:
@@ -81,19 +69,19 @@ def reproduce(
     configs = reproduction.all_configs(chosen, seeds, quick)
     trained = saved(configs, runs) if only_saved else train_all(configs, runs, restart, compile_cache)
     cache = MeasurementCache(runs, only_saved, restart)
-    found, plots = reproduction.claims_and_figures(chosen, seeds, quick, trained, cache, status_line)
-    out.print(claims.terminal_table(found, trained))
+    found, plots = reproduction.claims_and_figures(chosen, seeds, quick, trained, cache, console.status_line)
+    console.out.print(claims.terminal_table(found, trained))
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
-        write_atomically(json_file, as_json([asdict(claim) for claim in found]))
+        write_atomically(json_file, console.as_json([asdict(claim) for claim in found]))
         written.append(json_file)
     if report:
-        content = reproduction.reproduction_page(chosen, found, plots, trained, command_line())
+        content = reproduction.reproduction_page(chosen, found, plots, trained, console.command_line())
         written.append(page.write(content, report))
-    print_written(written)
+    console.print_written(written)
 
 
 def train_all(configs: list[Any], runs: Path, restart: bool, compile_cache: bool) -> list[Any]:
     """Train the configs whose runs are missing and return all runs."""
-    with training(restart) as observers:
+    with console.training(restart) as observers:
         return train_configs(configs, runs, restart=restart, observers=observers, compile_cache=compile_cache)

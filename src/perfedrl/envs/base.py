@@ -52,17 +52,14 @@ class BaseTask:
     @default_property
     def actions(self) -> int | tuple[int, ...] | None:
         """Number of discrete actions, or of choices of each component of an action; None for other actions."""
-        return None
 
     @default_property
     def action_size(self) -> int | None:
         """Length of an action that is a vector; None for other actions."""
-        return None
 
     @default_property
     def observation_size(self) -> int | None:
         """Length of an observation, which is a vector; where None, a `Task` is traced to find it out."""
-        return None
 
     # What is measured and shown.
 
@@ -78,46 +75,38 @@ class BaseTask:
     @default_property
     def sketch(self) -> Callable[[Any], list[Polyline]] | None:
         """Drawing of one observation: `sketch(obs)` returns lines in the plane, the ground first."""
-        return None
 
     @default_property
     def frames(self) -> Callable[[Any, Params], list[np.ndarray]] | None:
         """Pictures of one episode: `frames(policy, params)` plays and renders it."""
-        return None
 
     # Navigation in the plane; observations are positions where these are given.
 
     @default_property
     def goal(self) -> Float[Array, "*n 2"] | None:
         """The agent's goal."""
-        return None
 
     @default_property
     def radius(self) -> float | None:
         """Distance from the goal that counts as success."""
-        return None
 
     @default_property
     def box(self) -> float | None:
         """Half the width of the square around the origin that pictures show."""
-        return None
 
     @default_property
     def with_goal(self) -> Callable[[Sequence[float]], "BaseTask"] | None:
         """Make a new agent: `with_goal(goal)` returns this task with another goal."""
-        return None
 
     # Constants of the theory.
 
     @default_property
     def reward_bound(self) -> float | None:
         """R_max of Assumption 1, over all agents of a stack; None where rewards are unbounded."""
-        return None
 
     @default_property
     def observation_bound(self) -> float | None:
         """The largest norm of an observation; None where observations are unbounded."""
-        return None
 
 
 class Task(BaseTask, eqx.Module):

@@ -49,49 +49,40 @@ class Policy(eqx.Module):
     @default_property
     def actions(self) -> int | tuple[int, ...] | None:
         """Number of discrete actions, or of choices of each component of an action."""
-        return None
 
     @default_property
     def action_size(self) -> int | None:
         """Length of an action that is a vector."""
-        return None
 
     @default_property
     def states(self) -> int | None:
         """Number of states, where observations are their numbers."""
-        return None
 
     @default_property
     def probabilities(self) -> Callable[[Params], Float[Array, "S A"]] | None:
         """The policy as a table: `probabilities(params)` is pi[S, A]. Exact evaluation needs it."""
-        return None
 
     # Training.
 
     @default_property
     def entropy(self) -> Callable[[Params, PyTree[Array]], Float[Array, ""]] | None:
         """Entropy of the action distribution: `entropy(params, obs)`. A bonus for it is `entropy > 0` in a config."""
-        return None
 
     @default_property
     def values(self) -> Callable[[Params, Trajectory], Float[Array, "m T"]] | None:
         """Values of all visited states: `values(params, batch)`, as shares of the largest reward-to-go."""
-        return None
 
     @default_property
     def value_fit(self) -> Callable[[Params, Trajectory, Float[Array, "m T"]], Float[Array, ""]] | None:
         """Objective of the values: `value_fit(params, batch, target)`, maximized along with the return."""
-        return None
 
     @default_property
     def scaled(self) -> Callable[[Params, Float[Array, "..."]], Float[Array, "..."]] | None:
         """Normalized returns: `scaled(params, returns)`."""
-        return None
 
     @default_property
     def moment_fit(self) -> Callable[[Params, Trajectory, Float[Array, "m T"]], Float[Array, ""]] | None:
         """Objective of the moments: `moment_fit(params, batch, returns)`, maximized along with the return."""
-        return None
 
     # Decisions outside of JAX.
 
@@ -102,29 +93,24 @@ class Policy(eqx.Module):
         There a decision takes ten microseconds, and a compiled call several times that. Where it is None, `sample` is
         compiled. Both decide alike, up to rounding.
         """
-        return None
 
     # Exact quantities and the theory's constants.
 
     @default_property
     def gain(self) -> Float[Array, "m n"] | None:
         """The initial K of linear state feedback u = -K x, whose parameters have an entry "gain"."""
-        return None
 
     @default_property
     def G(self) -> float | None:  # noqa: N802
         """Assumption 2(a): a bound on the norm of the score. Where it is given, so are M and Lambda."""
-        return None
 
     @default_property
     def M(self) -> float | None:  # noqa: N802
         """Assumption 2(b): a bound on the norm of the Hessian of log pi."""
-        return None
 
     @default_property
     def Lambda(self) -> float | None:  # noqa: N802
         """Assumption 2(c): a Lipschitz constant of the Hessian of log pi."""
-        return None
 
     @default_property
     def regularity_within(self) -> Callable[[float, float], tuple[float, float, float]] | None:
@@ -132,7 +118,6 @@ class Policy(eqx.Module):
 
         `observation` bounds the norm of observations.
         """
-        return None
 
     def __check_init__(self) -> None:
         _ = self.noise

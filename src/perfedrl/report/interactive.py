@@ -1,50 +1,36 @@
 """Draw plots with plotly for a browser, with the value of each seed on hover."""
 
 import textwrap
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from perfedrl.report.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    MARKERS,
-    Dots,
-    Lines,
-    Marks,
-    Pairs,
-    Panel,
-    Plot,
-    Ranges,
-    Rollouts,
-    Series,
-    Strips,
-)
+from perfedrl.report import plots
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MOST_SEEDS = 12
 """The largest number of seeds that a hover box lists; for more seeds it shows the range."""
 
 
-def draw(plot: Plot) -> go.Figure:
+def draw(plot: plots.Plot) -> go.Figure:
     """Draw a plot with plotly."""
-    kinds: dict[type, Any] = {
-        Lines: draw_lines,
-        Rollouts: draw_rollouts,
-        Pairs: draw_pairs,
-        Strips: draw_strips,
-        Dots: draw_dots,
-        Ranges: draw_ranges,
-    }
-    figure = kinds[type(plot)](plot)
+    figure = draw_traces(plot)
     figure.update_layout(template="plotly_white", font={"family": FONT, "size": 13}, hoverlabel={"align": "left"})
     return figure
 
 
-def draw_lines(plot: Lines) -> go.Figure:
+@singledispatch
+def draw_traces(plot: plots.Plot) -> go.Figure:
+    """Draw the traces of a plot, by the function for its kind."""
+    raise TypeError(f"expected a plot, got {type(plot).__name__}")
+
+
+@draw_traces.register
+def draw_lines(plot: plots.Lines) -> go.Figure:
     """Series over one axis, with levels."""
     figure = go.Figure()
     for series in plot.series:
@@ -77,7 +63,7 @@ def draw_lines(plot: Lines) -> go.Figure:
     return figure
 
 
-def line(plot: Lines, series: Series) -> go.Scatter:
+def line(plot: plots.Lines, series: plots.Series) -> go.Scatter:
     """The mean or median line; its hover box lists the seeds."""
     texts = [hover_text(plot, series, i) for i in range(len(series.x))]
     return go.Scatter(
@@ -92,7 +78,7 @@ def line(plot: Lines, series: Series) -> go.Scatter:
     )
 
 
-def hover_text(plot: Lines, series: Series, i: int) -> str:
+def hover_text(plot: plots.Lines, series: plots.Series, i: int) -> str:
     """The text of a hover box: mean or median, standard deviation, and seeds or their range."""
     values = series.values[:, i]
     lines = [f"<b>{series.label}</b>", f"{plain(plot.axis.label)}: {series.x[i]:g}"]
@@ -108,7 +94,7 @@ def hover_text(plot: Lines, series: Series, i: int) -> str:
     return "<br>".join(lines)
 
 
-def band(plot: Lines, series: Series) -> list[go.Scatter]:
+def band(plot: plots.Lines, series: plots.Series) -> list[go.Scatter]:
     """A band of one standard deviation to both sides."""
     x, low, high = plot.axis.position(series.x), series.middle - series.deviation, series.middle + series.deviation
     if plot.percent:
@@ -118,7 +104,7 @@ def band(plot: Lines, series: Series) -> list[go.Scatter]:
     return [lower, go.Scatter(x=x, y=high, fill="tonexty", fillcolor=faint(series.color), **shared)]
 
 
-def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
+def seeds(plot: plots.Lines, series: plots.Series) -> list[go.Scatter]:
     """A point per seed."""
     x = plot.axis.position(series.x)
     return [
@@ -135,7 +121,8 @@ def seeds(plot: Lines, series: Series) -> list[go.Scatter]:
     ]
 
 
-def draw_pairs(plot: Pairs) -> go.Figure:
+@draw_traces.register
+def draw_pairs(plot: plots.Pairs) -> go.Figure:
     """Bounds and realized values, one pair per line."""
     figure = go.Figure()
     labels = [pair.label for pair in plot.pairs]
@@ -153,13 +140,12 @@ def draw_pairs(plot: Pairs) -> go.Figure:
             hovertemplate=f"%{{y}}<br>{name}: %{{x:.3g}}<extra></extra>",
         )
     figure.update_xaxes(title=plot.x_label, type="log", exponentformat="power")
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(height=max(320, 120 + 28 * len(labels)), margin={"l": 20, "r": 20, "t": 20, "b": 60})
-    figure.update_layout(legend={"orientation": "h", "y": -0.15, "x": 0})
-    return figure
+    arrange(figure, 120 + 28 * len(labels), top=20, bottom=60)
+    return figure.update_layout(legend={"orientation": "h", "y": -0.15, "x": 0})
 
 
-def draw_strips(plot: Strips) -> go.Figure:
+@draw_traces.register
+def draw_strips(plot: plots.Strips) -> go.Figure:
     """Rows of points with their medians."""
     figure = go.Figure()
     for strip in plot.strips:
@@ -183,12 +169,11 @@ def draw_strips(plot: Strips) -> go.Figure:
     for level in plot.levels:
         figure.add_vline(level.value, line={"color": level.color, "dash": "dot"}, annotation_text=level.label)
     figure.update_xaxes(title=plot.x_label, rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(height=max(320, 120 + 30 * len(plot.strips)), margin={"l": 20, "r": 20, "t": 40, "b": 60})
-    return figure
+    return arrange(figure, 120 + 30 * len(plot.strips), top=40, bottom=60)
 
 
-def draw_ranges(plot: Ranges) -> go.Figure:
+@draw_traces.register
+def draw_ranges(plot: plots.Ranges) -> go.Figure:
     """Values with intervals, one per line."""
     figure = go.Figure()
     for line in plot.ranges:
@@ -203,12 +188,18 @@ def draw_ranges(plot: Ranges) -> go.Figure:
             showlegend=False,
         )
     figure.update_xaxes(title="<br>".join([plot.x_label, *textwrap.wrap(plot.note, 100)]))
+    return arrange(figure, 140 + 24 * len(plot.ranges), top=40, bottom=80)
+
+
+def arrange(figure: go.Figure, height: int, top: int, bottom: int) -> go.Figure:
+    """Arrange the rows of a figure from the top, and set its height and margins in pixels."""
     figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(height=max(320, 140 + 24 * len(plot.ranges)), margin={"l": 20, "r": 20, "t": 40, "b": 80})
+    figure.update_layout(height=max(320, height), margin={"l": 20, "r": 20, "t": top, "b": bottom})
     return figure
 
 
-def draw_dots(plot: Dots) -> go.Figure:
+@draw_traces.register
+def draw_dots(plot: plots.Dots) -> go.Figure:
     """Labelled lines with one panel per quantity."""
     figure = make_subplots(1, len(plot.panels), shared_yaxes=True, horizontal_spacing=0.03)
     for column, panel in enumerate(plot.panels, start=1):
@@ -228,7 +219,7 @@ def draw_dots(plot: Dots) -> go.Figure:
     return figure
 
 
-def dots(plot: Dots, marks: Marks, offset: float, legend: bool) -> go.Scatter:
+def dots(plot: plots.Dots, marks: plots.Marks, offset: float, legend: bool) -> go.Scatter:
     """The marks of one series; upper limits are hollow and point left."""
     signs = ["≤ " if limit else "" for limit in marks.limit]
     symbols = ["triangle-left-open" if limit else MARKERS[marks.color] for limit in marks.limit]
@@ -244,7 +235,8 @@ def dots(plot: Dots, marks: Marks, offset: float, legend: bool) -> go.Scatter:
     )
 
 
-def draw_rollouts(plot: Rollouts) -> go.Figure:
+@draw_traces.register
+def draw_rollouts(plot: plots.Rollouts) -> go.Figure:
     """Panels of episodes side by side."""
     titles = [panel.caption.replace("\n", "<br>") for panel in plot.panels]
     figure = make_subplots(1, len(plot.panels), subplot_titles=titles, shared_yaxes=True, horizontal_spacing=0.03)
@@ -260,7 +252,7 @@ def draw_rollouts(plot: Rollouts) -> go.Figure:
     return figure
 
 
-def episodes(panel: Panel) -> list[go.Scatter]:
+def episodes(panel: plots.Panel) -> list[go.Scatter]:
     """The goal region, the goal, and each episode up to its first step in the goal region."""
     angle = np.linspace(0, 2 * np.pi, 60)
     circle = panel.goal + panel.radius * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
@@ -285,7 +277,7 @@ def episodes(panel: Panel) -> list[go.Scatter]:
     return traces
 
 
-def show(plot: Lines, value: float) -> str:
+def show(plot: plots.Lines, value: float) -> str:
     """A value as text: a percentage, or three digits."""
     if plot.percent:
         return f"{value:.1%}"

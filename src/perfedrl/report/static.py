@@ -3,6 +3,8 @@
 import csv
 import io
 import textwrap
+from collections.abc import Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -16,45 +18,22 @@ from matplotlib.patches import Circle
 from matplotlib.ticker import PercentFormatter
 
 from perfedrl.experiments.files import write_atomically
-from perfedrl.report.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    MARKERS,
-    DotPanel,
-    Dots,
-    Lines,
-    Pairs,
-    Panel,
-    Plot,
-    Ranges,
-    Rollouts,
-    Series,
-    Strips,
-    rows,
-)
+from perfedrl.report import plots
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS
 
 MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x", "triangle-down": "v"}
 
 
-def draw(plot: Plot) -> Figure:
-    """Draw a plot with matplotlib."""
-    kinds: dict[type, Any] = {
-        Lines: draw_lines,
-        Rollouts: draw_rollouts,
-        Pairs: draw_pairs,
-        Strips: draw_strips,
-        Dots: draw_dots,
-        Ranges: draw_ranges,
-    }
-    return kinds[type(plot)](plot)
+@singledispatch
+def draw(plot: plots.Plot) -> Figure:
+    """Draw a plot with matplotlib, by the function for its kind."""
+    raise TypeError(f"expected a plot, got {type(plot).__name__}")
 
 
-def draw_lines(plot: Lines) -> Figure:
+@draw.register
+def draw_lines(plot: plots.Lines) -> Figure:
     """Series over one axis, with levels and a legend below."""
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = one_axes(6.4, 4.4)
     for series in plot.series:
         draw_series(axes, plot, series)
     for level in plot.levels:
@@ -79,7 +58,7 @@ def draw_lines(plot: Lines) -> Figure:
     return figure
 
 
-def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
+def draw_series(axes: Axes, plot: plots.Lines, series: plots.Series) -> None:
     """One series: its line with a band, or its median with a point per seed."""
     x, middle = plot.axis.position(series.x), series.middle
     style: dict[str, Any] = {"color": series.color, "linestyle": "--" if series.dashed else "-", "linewidth": 1.6}
@@ -95,69 +74,71 @@ def draw_series(axes: Axes, plot: Lines, series: Series) -> None:
     axes.fill_between(x, low, high, color=series.color, alpha=0.18, linewidth=0)
 
 
-def draw_pairs(plot: Pairs) -> Figure:
+@draw.register
+def draw_pairs(plot: plots.Pairs) -> Figure:
     """Bounds and realized values, one pair per line."""
-    figure = Figure(figsize=(7.2, 1.1 + 0.3 * len(plot.pairs)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = one_axes(7.2, 1.1 + 0.3 * len(plot.pairs))
     at = np.arange(len(plot.pairs))
     bound, realized = np.asarray([(pair.bound, pair.realized) for pair in plot.pairs]).T
     axes.hlines(at, np.minimum(bound, realized), np.maximum(bound, realized), color=GREY, alpha=0.4, linewidth=1)
     axes.plot(bound, at, "x", color=GREY, label="bound", markersize=6)
     axes.plot(realized, at, "o", color=BLUE, label="realized", markersize=5)
     axes.set_xscale("log")
-    axes.set_yticks(at, [pair.label for pair in plot.pairs], fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlabel(plot.x_label)
+    label_rows(axes, [pair.label for pair in plot.pairs], plot.x_label)
     axes.set_title(plot.title, fontsize=10)
-    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
-def draw_strips(plot: Strips) -> Figure:
+@draw.register
+def draw_strips(plot: plots.Strips) -> Figure:
     """Rows of points with their medians."""
-    figure = Figure(figsize=(7.2, 1.4 + 0.32 * len(plot.strips)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = one_axes(7.2, 1.4 + 0.32 * len(plot.strips))
     for y, strip in enumerate(plot.strips):
         axes.plot(strip.values, np.full(len(strip.values), y), "o", color=strip.color, alpha=0.4, markersize=5, mew=0)
         axes.plot(strip.middle, y, "|", color="black", markersize=13, markeredgewidth=2)
     for level in plot.levels:
         axes.axvline(level.value, color=level.color, linestyle=":", label=level.label)
-    axes.set_yticks(np.arange(len(plot.strips)), [strip.label for strip in plot.strips], fontsize=9)
-    axes.invert_yaxis()
     axes.set_xlim(left=min(0.0, *(float(strip.values.min()) for strip in plot.strips)))
-    axes.set_xlabel(plot.x_label)
+    label_rows(axes, [strip.label for strip in plot.strips], plot.x_label)
     figure.suptitle(f"{plot.title}: {len(plot.seeds)} seeds and their median", fontsize=10)
-    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
     if plot.levels:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
-def draw_ranges(plot: Ranges) -> Figure:
+@draw.register
+def draw_ranges(plot: plots.Ranges) -> Figure:
     """Values with intervals, one per line."""
-    figure = Figure(figsize=(7.2, 1.5 + 0.26 * len(plot.ranges)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = one_axes(7.2, 1.5 + 0.26 * len(plot.ranges))
     for y, line in enumerate(plot.ranges):
         axes.plot([line.low, line.high], [y, y], color=line.color, linewidth=2.4, alpha=0.5, solid_capstyle="butt")
         axes.plot(line.value, y, "o", color=line.color, markersize=5)
-    axes.set_yticks(np.arange(len(plot.ranges)), [line.label for line in plot.ranges], fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlabel(plot.x_label)
+    label_rows(axes, [line.label for line in plot.ranges], plot.x_label)
     figure.suptitle(plot.title, fontsize=10)
     if plot.note:
         figure.supxlabel(textwrap.fill(plot.note, 100), fontsize=8, color=GREY)
-    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
-def draw_dots(plot: Dots) -> Figure:
+def one_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """An empty figure of a size in inches, and its only axes."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def label_rows(axes: Axes, labels: Sequence[str], x_label: str) -> None:
+    """Label the rows 0, 1, ... of a figure from the top, and the axis of their values."""
+    axes.set_yticks(np.arange(len(labels)), labels, fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.25, linewidth=0.6, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+@draw.register
+def draw_dots(plot: plots.Dots) -> Figure:
     """Labelled lines with one panel per quantity."""
     # Space between panels, so that the last tick label of one does not touch the first of the next.
     layout = ConstrainedLayoutEngine(wspace=0.06)
@@ -177,7 +158,7 @@ def draw_dots(plot: Dots) -> Figure:
     return figure
 
 
-def draw_marks(axes: Axes, panel: DotPanel) -> None:
+def draw_marks(axes: Axes, panel: plots.DotPanel) -> None:
     """The marks of one panel."""
     for i, marks in enumerate(panel.marks):
         # Series are offset vertically within a line, so that equal values do not hide each other.
@@ -197,7 +178,8 @@ def draw_marks(axes: Axes, panel: DotPanel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_rollouts(plot: Rollouts) -> Figure:
+@draw.register
+def draw_rollouts(plot: plots.Rollouts) -> Figure:
     """Panels of episodes side by side."""
     figure = Figure(figsize=(3.2 * len(plot.panels), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
@@ -209,7 +191,7 @@ def draw_rollouts(plot: Rollouts) -> Figure:
     return figure
 
 
-def draw_panel(axes: Axes, panel: Panel, edge: float) -> None:
+def draw_panel(axes: Axes, panel: plots.Panel, edge: float) -> None:
     """Episodes around one goal; those that miss it are dotted."""
     axes.add_patch(Circle(tuple(panel.goal), panel.radius, color=GREEN, alpha=0.2, linewidth=0))
     for e, reach in enumerate(panel.first_reach):
@@ -222,12 +204,12 @@ def draw_panel(axes: Axes, panel: Panel, edge: float) -> None:
     axes.set_title(panel.caption, fontsize=9)
 
 
-def lowest(plot: Lines) -> float:
+def lowest(plot: plots.Lines) -> float:
     """The smallest value of a plot."""
     return min([float(s.values.min()) for s in plot.series] + [level.value for level in plot.levels])
 
 
-def spread(plot: Lines) -> str:
+def spread(plot: plots.Lines) -> str:
     """A description of the spread over seeds."""
     seeds = len(plot.series[0].values)
     if seeds == 1:
@@ -235,7 +217,7 @@ def spread(plot: Lines) -> str:
     return f"{seeds} seeds and their median" if plot.series[0].centre == "median" else f"mean ± 1 s.d. of {seeds} seeds"
 
 
-def save(plot: Plot, folder: str | Path) -> list[Path]:
+def save(plot: plots.Plot, folder: str | Path) -> list[Path]:
     """Write a plot as PNG and PDF and its numbers as CSV; equal numbers give equal bytes."""
     figure, stem = draw(plot), Path(folder) / plot.name
     written = []
@@ -243,7 +225,7 @@ def save(plot: Plot, folder: str | Path) -> list[Path]:
         written.append((stem.with_suffix(suffix), image(figure, suffix, metadata)))
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    header, body = rows(plot)
+    header, body = plots.rows(plot)
     writer.writerow(header)
     writer.writerows(body)
     written.append((stem.with_suffix(".csv"), table.getvalue().encode()))
