@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from perfedrl.experiments.training import train
     from perfedrl.policies import GaussianMLP, LogLinearSoftmax, MLPSoftmax, TableSoftmax
     from perfedrl.simulation.evaluation import MonteCarlo
+    from perfedrl.simulation.experiment import Experiment
     from perfedrl.simulation.history import Deployment, History
+    from perfedrl.simulation.observers import Observer
+    from perfedrl.simulation.run_state import RunState
     from perfedrl.simulation.simulator import Result, Simulation, simulate
 
 __version__ = version("perfedrl")

@@ -1,6 +1,7 @@
 """Checks of an algorithm's settings, of its agents and of users' algorithms, before anything compiles."""
 
 import numbers
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
