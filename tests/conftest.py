@@ -1,4 +1,4 @@
-"""Set up a test session: one cache of compiled programs, two CPU devices, and run-time checks of shapes and types.
+"""Set up a test session: one cache of compiled programs, two CPU devices, and in `make test-all` checks of types.
 
 All worker processes share the cache of compiled programs. It starts empty and is removed at the end; set
 PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
@@ -32,7 +32,7 @@ prepare_environment()
 
 
 def pytest_configure(config):
-    """Choose how much is tried, and import the package with run-time checks.
+    """Choose how much is tried; where that is everything, import the package with run-time checks of types.
 
     A process that only hands out tests to its workers imports nothing.
     """
@@ -43,7 +43,8 @@ def pytest_configure(config):
     hypothesis.settings.register_profile("perfedrl", **few)
     hypothesis.settings.load_profile("perfedrl")
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        import_with_checks()
+        if tries_all:
+            import_with_checks()
         # Not by name: pytest takes "fixtures" for a plugin of its own.
         config.pluginmanager.register(importlib.import_module("fixtures"), "perfedrl-fixtures")
 

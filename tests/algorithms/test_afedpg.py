@@ -81,6 +81,7 @@ def test_a_tick_without_arrivals_moves_nothing_but_the_clock():
     assert after.message.tick == before.message.tick + 1
 
 
+@pytest.mark.slow
 def test_an_agent_delivers_the_gradient_at_the_parameters_it_began_with():
     algorithm, agent = AFedPG(1.0, 0.5, m=20), Sampled(POLICY)(FLEET.task(0))
     server, idle = algorithm.init(jnp.zeros((9, 4)))

@@ -81,6 +81,7 @@ def test_the_inner_algorithms_private_part_goes_on_beside_the_rounds():
     assert np.linalg.norm(sent[2]) == pytest.approx(6, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_attack_breaks_the_mean_and_not_the_median():
     fleet, honest = pf.gridworld(3, goals=[(2, 2)] * 3, horizon=6), pf.FedAvgPG(1.0, 0.5)
     under = lambda algorithm: Attacked(algorithm, Random(100.0), 1)  # noqa: E731

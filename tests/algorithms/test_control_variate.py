@@ -274,6 +274,7 @@ def test_weights_of_a_config_reach_the_control_variate_and_every_evaluation_of_t
     assert len(pf.evaluate(run)) == config.experiment.fleet.agents + config.experiment.fleet.held_out_agents
 
 
+@pytest.mark.slow
 def test_round_controls_recover_the_loss_of_sampling_at_a_fixed_point():
     """Without noise; those of steps are as near to stationary as the rest was, or nearer."""
     study = sampling(0.5, 2, m=None, rounds=40, seeds=range(2), stops=8, rested=1500, fleet=FLEET)

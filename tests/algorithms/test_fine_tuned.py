@@ -51,6 +51,7 @@ def test_reptile_goes_a_part_of_the_way_to_the_mean_of_where_agents_went():
     np.testing.assert_allclose(run.params, 0.25 * way, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "start"),
     [

@@ -150,6 +150,7 @@ def test_bad_tables_are_refused(table, message):
         make_config(changed(privacy=table))
 
 
+@pytest.mark.slow
 def test_configs_that_differ_in_clip_and_noise_train_side_by_side(tmp_path):
     private = lambda **table: make_config({**SHORT, "privacy": table})  # noqa: E731
     loud, quiet = (private(clip=0.5, noise=noise) for noise in (1.0, 0.0))

@@ -122,6 +122,7 @@ def test_as_m_in_grows_sg_mrl_climbs_the_objective_of_per_fedavg_pg__at_rate_1_o
         np.testing.assert_allclose(m * apart[m], 1000 * apart[1000], rtol=0, atol=3 * 1000 * length[1000] / m)
 
 
+@pytest.mark.slow
 def test_with_one_local_step_sg_mrl_is_centralized():
     """Every round is one step along the mean of all agents' debiased gradients at the same parameters."""
     algorithm, seed, rounds = SGMRL(1.0, 0.3, local_steps=1, m_in=3, m_out=3, score_baseline=False), 5, 2

@@ -128,6 +128,7 @@ def one_step(algorithm, state):
     return algorithm.step(agent, (theta, state), keys), agent.sampler.sample(theta, keys.inner, algorithm.m_in)
 
 
+@pytest.mark.slow
 def test_the_score_baseline_is_from_before_the_step_and_can_be_left_out():
     states = [ReturnAverage(jnp.asarray(x), jnp.ones(())) for x in (0.0, 10.0)]
     (low, inner), (high, _) = (one_step(SGMRL(1.0, 0.3, m_in=4), state) for state in states)
@@ -143,6 +144,7 @@ def test_a_clipped_step_is_as_long_as_it_may_be():
     assert jnp.linalg.norm(theta) == pytest.approx(0.005, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_with_momentum_1_it_is_first_order_per_fedavg_pg_bit_by_bit():
     def final(algorithm):
         simulation = simulation_of(FLEET, TABLE, [algorithm] * 2, [0, 1])

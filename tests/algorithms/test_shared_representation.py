@@ -162,6 +162,7 @@ def test_bad_settings_are_refused(untyped):
     assert SharedRepresentation(0.1, 0.3, head_steps=2, local_steps=3, m=4).trajectories_per_round == 20
 
 
+@pytest.mark.slow
 def test_agents_one_at_a_time_keep_their_heads_too():
     """An empty array in an upload is no obstacle to working on few agents at a time."""
     fleet, policy = pf.arc(goals=3, held_out=0, horizon=4), MLPSoftmax((2, 3, 8))

@@ -305,6 +305,7 @@ def test_parameters_of_a_family_are_the_constants_of_its_task():
         ENVS["cart-pole"](weight=1.0)
 
 
+@pytest.mark.slow
 def test_a_thousand_poles_of_different_lengths_train_in_one_compiled_call():
     jax.clear_caches()
     fleet = ENVS["cart-pole"](agents=1000, held_out=0, horizon=9)

@@ -230,6 +230,7 @@ def test_ridge_fits_each_part_of_a_batch_on_the_rest(x64):
         np.testing.assert_allclose(w[part], by_hand, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_critic_takes_noise_off_the_gradient_and_learns_returns():
     fleet = pf.envs.arc(goals=2, held_out=0)
     policy = pf.policies.actor_critic(fleet, hidden=(8,), critic=(8,))

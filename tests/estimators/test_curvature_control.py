@@ -158,6 +158,7 @@ def test_the_split_minimizes_the_predicted_error(noise, signal, expected):
     assert int(choose_candidate(initial_moments(), 20)) == 2, "nothing known: the middle"
 
 
+@pytest.mark.slow
 def test_the_automatic_split_spends_its_budget_and_learns_from_it():
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jnp.zeros((9, 4))
     made = jax.jit(lambda t: split_gradient(agent, t, 1.0, KEYS, 4, 20, initial_moments()))(theta)
@@ -249,6 +250,7 @@ def test_learned_step_sizes_climb_by_the_cosine_of_adaptation_and_outer_gradient
     np.testing.assert_allclose(upload.theta, plain, **close)
 
 
+@pytest.mark.slow
 def test_zero_rewards_change_no_parameters_and_give_no_nan():
     mdp = pf.envs.TabularMDP(np.ones((1, 2, 1)), np.zeros((1, 2)), np.ones(1), 2, 0.9)
     agent, theta = Sampled(TableSoftmax(1, 2))(mdp), jnp.zeros((1, 2))
@@ -260,6 +262,7 @@ def test_zero_rewards_change_no_parameters_and_give_no_nan():
             np.testing.assert_array_equal(leaf, 0)
 
 
+@pytest.mark.slow
 def test_a_learned_step_size_is_saved_with_the_run_and_personalizes(tmp_path):
     from perfedrl.experiments.config import make_config
     from perfedrl.experiments.evaluate import evaluate
@@ -309,6 +312,7 @@ def test_a_step_size_of_zero_cannot_be_learned():
         pf.PerFedAvgPG(0.0, 0.3, learn_alpha="scalar")
 
 
+@pytest.mark.slow
 def test_exact_evaluation_adapts_with_as_many_steps_as_training():
     fleet, policy = pf.gridworld(width=3, horizon=6), TableSoftmax(9, 4)
     one, three = (

@@ -167,6 +167,7 @@ def test_a_run_is_what_its_agents_do_one_by_one():
     near(message, jax.tree.map(lambda x: x[0], trained(0, 1).server.message), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_agents_are_measured_on_examples_that_they_never_adapt_with():
     there, state = simulation(0, 1), trained(0, 1)
     task, theta = small().task(0, held_out=True), jax.tree.map(lambda x: x[0], state.server.message)
@@ -246,7 +247,7 @@ def test_options_that_examples_do_not_support_are_refused():
     policy, critic = pf.policies.mlp(small()), pf.policies.actor_critic(small())
     with pytest.raises(pf.UserError, match="have examples to learn from and no episodes"):
         monte_carlo(small(), Sampled(policy))
-    with pytest.raises(pf.UserError, match="is for agents that have examples"):
+    with pytest.raises(pf.UserError, match="needs agents with examples"):
         on_examples(pf.gridworld(), Sampled(policy))
     with pytest.raises(pf.UserError, match="do not explore"):
         Sampled(policy, entropy=0.1)(small().task(0))
@@ -270,6 +271,7 @@ def accuracies(run):
     return [run.history.outcomes[f"held_out_{when}.accuracy"][:, -1].mean() for when in ("before", "after")]
 
 
+@pytest.mark.slow
 def test_one_step_makes_a_shared_classifier_an_agents_own_and_more_so_if_it_was_trained_for_that(tmp_path):
     """A small version of the committed config. Class names differ between agents: one shared classifier must guess."""
     meta = pf.train(short_config(), tmp_path / "runs", compile_cache=False)

@@ -185,6 +185,7 @@ def small():
     return lqr(3, 1, epsilon=0.5)
 
 
+@pytest.mark.slow
 def test_a_descent_takes_the_steps_of_the_simulation(small):
     """The same algorithm code compiled for several replicas, and one step of FedAvg-PG by hand."""
     policy, algorithm = LinearGaussian(NEAR, std=0.0), pf.PerFedAvgPG(0.005, 1e-3, 2)
@@ -279,6 +280,7 @@ def test_smoothing_over_an_orthogonal_frame_is_exact_for_quadratics_and_second_o
     assert 3.5 < errors[0] / errors[1] < 5
 
 
+@pytest.mark.slow
 def test_zeroth_order_estimates_are_near_the_exact_ones(task, x64):
     """5 standard errors from 16 replicates: a component fails with probability 1.6e-4, one of all 18 with 0.3 %.
 
@@ -324,6 +326,7 @@ def test_claims_are_met_by_what_they_ask_for_alone():
     ]
 
 
+@pytest.mark.slow
 def test_one_fleet_is_measured_as_its_gains_cost(monkeypatch):
     """Few rounds: the last gap before adaptation is that of a plain descent, by the formulas."""
     for name, value in {"AGENTS": 2, "UNSEEN": 2, "WARM": 40, "ROUNDS": 50, "FROM": 40}.items():

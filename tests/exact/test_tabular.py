@@ -26,6 +26,7 @@ oracle_F = value_gradient_hessian(enumerated_meta_objective)
 close = {"rtol": 0, "atol": 1e-12}
 
 
+@examples(20, fast=3)
 @given(problems())
 def test_return_gradient_and_hessian_equal_enumeration__eq_2_and_3(problem):
     mdp, theta, _ = problem
@@ -36,7 +37,7 @@ def test_return_gradient_and_hessian_equal_enumeration__eq_2_and_3(problem):
     np.testing.assert_allclose(exact.hessian(mdp, theta), H, **close)
 
 
-@examples(8)
+@examples(8, fast=2)
 @given(problems(), st.sampled_from((0.0, 0.5, 2.0)))
 def test_meta_objective_gradient_and_hessian_equal_enumeration__eq_5_and_6(problem, alpha):
     mdp, theta, rng = problem

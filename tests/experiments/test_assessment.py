@@ -59,6 +59,7 @@ def test_an_assessment_has_outcomes_by_step_and_costs(unseen):
     assert all(np.array_equal(x, again.outcomes[name]) for name, x in found.outcomes.items())
 
 
+@pytest.mark.slow
 def test_an_assessment_from_scratch_uses_fresh_parameters_and_has_no_cost(unseen):
     settings = {"steps": 1, "trajectories": 4, "episodes": 64}
     fresh = assess(unseen, alpha=0.5, scratch=True, **settings)

@@ -59,6 +59,7 @@ def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line
     assert 0 <= own.after["success"].low <= own.after["success"].mean <= own.after["success"].high <= 1
 
 
+@pytest.mark.slow
 def test_several_steps_cost_several_batches_and_give_other_parameters(finished):
     one, three = (pf.personalize(finished, agent=1, trajectories=50, steps=n, episodes=4) for n in (1, 3))
     assert three.cost == 150
@@ -174,6 +175,7 @@ def test_a_task_that_does_not_fit_the_policy_is_rejected(finished):
         pf.personalize(finished, task=pf.gridworld().task(0))
 
 
+@pytest.mark.slow
 def test_a_run_of_local_training_has_no_shared_initialization(run, tmp_path):
     alone = {**TABLE, "fleet": {"env": "arc", "goals": 2, "held_out": 0, "horizon": 6}}
     alone |= {"algorithm": {"name": "local-pg", "beta": 0.1, "m": 2}, "evaluation": {"name": "auto"}, "seeds": 1}

@@ -114,11 +114,17 @@ def test_a_new_field_of_the_experiment_reaches_every_command(extended, run, tmp_
         ("evaluate", folder, "--steps", 1, "--trajectories", 2),
         ("evaluate", folder, "--steps", 1, "--trajectories", 2, "--scratch", 1.0),
         ("personalize", folder, "--agent", 0, "--trajectories", 4),
-        ("estimators", path, "--replicates", 2, "--agents", 1, "--stage", "end", "--form", "causal", "--m", 2),
         ("theory", path),
     ):
         code, out, error = run(*command)
         assert code == 0, (command, out, error)
+
+
+@pytest.mark.slow
+def test_a_new_field_of_the_experiment_reaches_the_comparison_of_estimators(extended, run, tmp_path):
+    path = write(tmp_path / "tiny.toml", EVALUATED)
+    code, out, error = run("estimators", path, "--replicates", 2, "--agents", 1, "--stage", "end", "--m", 2)
+    assert code == 0, (out, error)
 
 
 def test_a_new_field_of_the_experiment_reaches_a_networked_agent(extended):

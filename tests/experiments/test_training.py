@@ -108,6 +108,7 @@ def test_configs_that_share_a_program_train_together_to_the_same_results(finishe
     assert_same(together[1], train(other, tmp_path / "alone"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_group_resumes_as_a_group(tmp_path):
     other = make_config(OTHER)
     with pytest.raises(Interrupted):

@@ -45,6 +45,7 @@ def test_score_gradients_agree_with_finite_differences(network):
         np.testing.assert_allclose(jax.grad(total)(flat), central, rtol=6e-7, atol=6e-7)
 
 
+@pytest.mark.slow
 @examples(12)
 @given(networks)
 def test_the_matrix_free_curvature_product_equals_the_explicit_one(network):

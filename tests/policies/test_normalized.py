@@ -281,6 +281,7 @@ def test_a_new_agent_personalizes_the_policy_and_the_moments(runs):
     assert np.all(own.params["normalizer"]["observations"]["square"] != before["observations"]["square"])
 
 
+@pytest.mark.slow
 def test_a_networked_run_keeps_local_statistics_and_has_the_simulators_bits(runs, tmp_path, monkeypatch):
     made = make_agent_config({"fleet": ARC})
     agents = {f"agent-{i}": Agent(made, i, tmp_path / f"agent-{i}") for i in range(3)}

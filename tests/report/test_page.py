@@ -26,9 +26,21 @@ MEASURED = ("theory", "lqr")
 """Studies that train nothing."""
 
 
+@pytest.fixture(scope="module")
+def reports():
+    """The page of all studies, made once for the tests of this file."""
+    return []
+
+
 @pytest.fixture
-def report(runs_of):
+def report(reports, request):
     """A page of all studies with made-up runs."""
+    if not reports:
+        reports.append(page_of_all_studies(request.getfixturevalue("runs_of")))
+    return reports[0]
+
+
+def page_of_all_studies(runs_of):
     claims, plots, runs = [], [], {}
     for name, study in GROUPS["all"].items():
         evidence = runs_of[name]

@@ -50,6 +50,7 @@ def test_an_evaluation_adapts_and_then_measures_fresh_episodes():
     assert set(measured["after"]) == {"return", "success", "distance"}
 
 
+@pytest.mark.slow
 def test_a_deployment_is_the_mean_over_its_repeats():
     task, theta, key = FLEET.task(0), POLICY.init(jax.random.key(1)), jax.random.key(8)
     evaluation = MonteCarlo(Sampled(POLICY), episodes=9, few_shot=(0, 4), repeats=3, rollouts=2)
@@ -88,6 +89,7 @@ def test_histories_and_deployments_have_labelled_axes():
     np.testing.assert_array_equal(alone.rollouts, deployed.rollouts[1:2], "its own rollouts, not those of another seed")
 
 
+@pytest.mark.slow
 def test_without_held_out_agents_the_training_agents_are_deployed_with_their_trained_state():
     fleet = pf.arc(goals=2, held_out=0, horizon=6)
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=16, few_shot=(0,))
@@ -99,6 +101,7 @@ def test_without_held_out_agents_the_training_agents_are_deployed_with_their_tra
     assert not np.allclose(learned, fresh)
 
 
+@pytest.mark.slow
 def test_measurements_of_a_seed_do_not_depend_on_the_other_seeds():
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=20, episodes=64, few_shot=(0, 30), repeats=2, rollouts=2)
 
@@ -195,6 +198,7 @@ def test_a_policy_that_does_not_fit_is_rejected_and_not_broadcast(fleet, policy)
         pf.simulate(fleet, policy, STEP, rounds=1)
 
 
+@pytest.mark.slow
 def test_nan_parameters_end_a_run_even_where_sampled_returns_are_finite():
     """Inverse-transform sampling returns actions also for probabilities that are NaN."""
     sim = simulation(MonteCarlo(Sampled(POLICY), 1, 1), (0,))

@@ -99,6 +99,7 @@ def test_the_server_averages_the_uploads_of_participants_with_their_weights():
         np.testing.assert_allclose(some.server.message[replica], mean, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sampled_run_has_the_same_bits_in_pieces_in_chunks_and_with_other_seeds():
     whole = after(PLAIN, participation=0.5)
     same(whole, after(PLAIN, participation=0.5, cuts=(1, 2, 1)))
@@ -181,6 +182,7 @@ def test_a_config_sets_participation_and_the_default_does_not_change_the_digest(
     assert networked(some).participation == 0.25
 
 
+@pytest.mark.slow
 def test_a_trained_config_samples_agents(tmp_path):
     run = pf.train(make_config({**TABLE, "participation": 0.25}), tmp_path, compile_cache=False)
     sampled = pf.simulate(FLEET, POLICY, pf.FedAvgPG(1.0, 0.2), rounds=2, seeds=2, participation=0.25)

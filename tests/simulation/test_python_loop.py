@@ -157,6 +157,7 @@ def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run
     assert "worst agent" in out
 
 
+@pytest.mark.slow
 def test_the_command_line_warns_of_a_failing_agent_and_finishes_the_run(tmp_path, run):
     config = make_config(
         {

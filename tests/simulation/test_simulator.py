@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from simulations import simulation_of
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl import compilation
@@ -36,7 +37,7 @@ def final(fleet, policy, algorithm, seeds, chunk=None, cuts=(6,)):
     return state.server.message
 
 
-@pytest.mark.parametrize("kind", ["tabular", "neural"])
+@pytest.mark.parametrize("kind", some_slow(["tabular", "neural"], ["tabular"]))
 def test_a_small_run_is_bitwise_the_same_in_pieces_in_chunks_and_alone(kind):
     """A fast version of the slow tests below; the neural curvature batch is processed in two slices."""
     if kind == "tabular":
@@ -100,6 +101,7 @@ def test_the_bits_of_a_neural_seed_do_not_depend_on_pieces_chunks_or_other_seeds
         same(whole, run(range(7), chunk=chunk))
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     assert len(jax.local_devices()) == 2, "the tests run on two devices"
     fleet = FLEETS["gridworld"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import some_slow
 
 from perfedrl.algorithms import ALGORITHMS
 from perfedrl.errors import UserError
@@ -90,7 +91,7 @@ def made(tmp_path_factory):
     return folder, compare(plan, folder / "results", folder / "runs", compile_cache=False)
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", some_slow(STEMS, ["gridworld"]))
 def test_every_method_spends_the_budget_of_the_plan(stem):
     """Up to the rounding of batch sizes; from-scratch trains nothing."""
     plan = plans(stem)[0]

@@ -228,6 +228,7 @@ def test_at_alpha_0_objective_bounds_and_estimate_degenerate__prop_3(problem):
     assert m.second_moment == pytest.approx(m.variance / 5, abs=1e-10)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31))
 def test_log_linear_policies_obey_their_constants__example_1(seed):
     rng = np.random.default_rng(seed)

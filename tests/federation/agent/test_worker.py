@@ -85,7 +85,7 @@ CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrin
 ]
 
 
-@pytest.mark.parametrize(("world", "algorithm"), some_slow(CASES, [("grid", "shrink"), ("arc", "first-order")]))
+@pytest.mark.parametrize(("world", "algorithm"), some_slow(CASES, [("grid", "shrink")]))
 def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     table = plan({"grid": GRID, "arc": ARC}[world], algorithm)
     config = make_config(table)
@@ -318,6 +318,7 @@ def agent(tmp_path):
     return Agent(make_agent_config({"fleet": GRID}), 0, tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_a_restarted_agent_continues_from_its_last_answer(agent, tmp_path):
     training = agent.worker.training(toml(plan(algorithm="shrink")))
     assert agent.answer(question(training, "prepare")).kind == "prepared"

@@ -303,6 +303,7 @@ def test_robust_aggregation_and_weights_have_the_simulators_bits(agents, tmp_pat
     np.testing.assert_array_equal(load_run(tmp_path / "runs" / wanted.folder).message, simulated.message)
 
 
+@pytest.mark.slow
 def test_the_privacy_loss_is_logged_in_every_round(agents, tmp_path):
     wanted = config("private", 2, privacy={"clip": 0.1, "noise": 2.0})
     folder = new_run(tmp_path, wanted)
@@ -342,6 +343,7 @@ def test_a_checkpoint_of_another_run_or_shape_is_rejected(agents, tmp_path):
         train(folder, InProcessAgents(agents))
 
 
+@pytest.mark.slow
 def test_partial_participation_asks_the_drawn_agents_and_has_the_simulators_bits(agents, tmp_path):
     wanted = make_config({**tomllib.loads(CONFIG.to_toml()), "participation": 0.67})
     folder, engine = new_run(tmp_path, wanted), InProcessAgents(agents)

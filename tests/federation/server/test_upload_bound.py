@@ -150,6 +150,7 @@ def test_a_scaled_upload_is_beyond_the_first_order_bound():
     assert gate.judge(Expected("run-1", 2, 7, message), lie).refused.keys() == {"site-0"}
 
 
+@pytest.mark.slow
 def test_an_absurd_upload_within_a_loose_bound_is_rejected():
     bound = hard_bound(CASES["exact"][0])
     message, honest = simulated("exact")[0]
