@@ -211,6 +211,7 @@ def test_step_sizes_of_their_own_enter_the_jacobian(x64):
     np.testing.assert_allclose(came, jax.grad(after)(jnp.asarray(theta)), **close)
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_steps_by_parameter_vectors_alone():
     """Trajectories are not kept from step to step: 8 steps need the memory of 2 and a few vectors more."""
     agent, theta = Sampled(POLICY)(FLEET.task(0)), jnp.zeros((9, 4))

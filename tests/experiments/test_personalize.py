@@ -91,6 +91,7 @@ def test_personalization_is_bitwise_repeatable(finished):
     )
 
 
+@pytest.mark.slow
 def test_a_tabular_run_can_be_personalized_too(tmp_path):
     table = {**TABLE, "fleet": {"env": "gridworld", "width": 2}, "policy": {"name": "table"}}
     run = train(make_config({k: v for k, v in table.items() if k != "evaluation"}), tmp_path)

@@ -112,19 +112,23 @@ def test_a_new_field_of_the_experiment_reaches_every_command(extended, run, tmp_
         ("evaluate", folder),
         ("evaluate", folder, "--alpha", 0.5),
         ("evaluate", folder, "--steps", 1, "--trajectories", 2),
-        ("evaluate", folder, "--steps", 1, "--trajectories", 2, "--scratch", 1.0),
         ("personalize", folder, "--agent", 0, "--trajectories", 4),
-        ("theory", path),
     ):
         code, out, error = run(*command)
         assert code == 0, (command, out, error)
 
 
 @pytest.mark.slow
-def test_a_new_field_of_the_experiment_reaches_the_comparison_of_estimators(extended, run, tmp_path):
+def test_a_new_field_of_the_experiment_reaches_the_longer_commands(extended, run, tmp_path):
     path = write(tmp_path / "tiny.toml", EVALUATED)
-    code, out, error = run("estimators", path, "--replicates", 2, "--agents", 1, "--stage", "end", "--m", 2)
-    assert code == 0, (out, error)
+    folder = pf.train(make_config(EVALUATED), tmp_path / "runs").folder
+    for command in (
+        ("estimators", path, "--replicates", 2, "--agents", 1, "--stage", "end", "--m", 2),
+        ("evaluate", folder, "--steps", 1, "--trajectories", 2, "--scratch", 1.0),
+        ("theory", path),
+    ):
+        code, out, error = run(*command)
+        assert code == 0, (command, out, error)
 
 
 def test_a_new_field_of_the_experiment_reaches_a_networked_agent(extended):

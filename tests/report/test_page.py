@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiers import some_slow
 
 from perfedrl.report import interactive, page
 from perfedrl.report.plots import Axis, Lines, Series
@@ -138,7 +139,7 @@ def test_in_a_browser_the_page_loads_without_errors_and_shows_every_figure(opene
 
 @pytest.mark.parametrize(
     ("plot", "words"),
-    [("e1", "of 3 seeds"), ("e4", "seed"), ("e5-success", "%"), ("e7", "episode")],
+    some_slow([("e1", "of 3 seeds"), ("e4", "seed"), ("e5-success", "%"), ("e7", "episode")], [("e1", "of 3 seeds")]),
 )
 def test_in_a_browser_hovering_over_a_point_shows_its_values(opened, plot, words):
     from selenium.webdriver.common.action_chains import ActionChains

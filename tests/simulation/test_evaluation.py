@@ -65,6 +65,7 @@ def test_a_deployment_is_the_mean_over_its_repeats():
     np.testing.assert_allclose(rollouts[1], RolloutSampler(task, POLICY).sample(own[-1], shown, 2).obs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_histories_and_deployments_have_labelled_axes():
     evaluation = MonteCarlo(Sampled(POLICY), trajectories=3, episodes=4, few_shot=(0, 2, 5), rollouts=2)
     sim = simulation(evaluation)

@@ -38,6 +38,7 @@ def played(broken=None):
     return fleet(part[0], [dataclasses.replace(task, broken=False) for task in part[1]])
 
 
+@pytest.mark.slow
 def test_the_python_loop_computes_the_numbers_of_the_compiled_loop():
     compiled, in_python = (simulation(fleet, weights=(1.0, 2.0, 3.0)) for fleet in (ARC, played()))
     assert isinstance(in_python.fleet.train, Roster)

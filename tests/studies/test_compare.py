@@ -233,6 +233,7 @@ def test_invalid_plans_are_refused_before_any_run(tmp_path, changes, sentence):
         changed(tmp_path, *changes)
 
 
+@pytest.mark.slow
 def test_each_level_makes_a_comparison(tmp_path):
     found = changed(tmp_path, ("[search]", "[levels]\ndiscount = [0.5, 0.9]\n\n[search]"))
     assert [plan.name for plan in found] == ["small-0.5", "small-0.9"]
@@ -248,6 +249,7 @@ def test_only_methods_of_the_plan_can_be_selected(small, tmp_path):
         compare(small, tmp_path, tmp_path, saved=True)
 
 
+@pytest.mark.slow
 def test_committed_results_match_the_committed_plans():
     """Each plan has a result of every method that works with its fleet, tuned with equally many trials."""
     every = [plan for stem in STEMS for plan in plans(stem)]

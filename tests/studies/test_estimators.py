@@ -154,6 +154,7 @@ def test_an_exact_truth_adds_no_noise_and_shared_noise_cancels_in_a_ratio():
     assert np.isnan(ratio([alone], [moments(0 * x, np.zeros((1, 3)))]).value)
 
 
+@pytest.mark.slow
 def test_the_reference_agrees_with_the_exact_truth_within_noise():
     config = pf.make_config(GRID)
     policy, task = config.experiment.policy, config.experiment.fleet.task(1)

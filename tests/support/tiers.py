@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import settings
 
-FEW = 3
+FEW = 2
 """Examples of a property in `make test`, where each of them may compile."""
 
 

@@ -286,6 +286,7 @@ def test_a_replaced_job_can_neither_write_nor_get_an_answer(agents, tmp_path):
         Coordinator(folder.path, 1)
 
 
+@pytest.mark.slow
 def test_agents_may_decline_to_report_outcomes(tmp_path):
     quiet = make_agent_config({"fleet": dict(MDPS), "tell_outcomes": False})
     agents = {name: Agent(quiet, i, tmp_path / name) for i, name in enumerate(NAMES)}
