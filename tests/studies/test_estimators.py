@@ -309,6 +309,7 @@ def test_the_command_prints_tables_and_writes_rows_and_a_figure(run, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_truth_of_other_fleets_is_a_reference(run, tmp_path):
     table = {**GRID, "fleet": {"env": "arc", "goals": 2, "held_out": 0}, "policy": {"name": "mlp", "hidden": [3]}}
     args = ("--stage", "start", "--form", "score", "--baseline", "none", "--reference", "5000", "--replicates", "9")

@@ -203,6 +203,7 @@ def test_the_witness_is_printed_to_all_digits(run, tmp_path):
     assert all(p["attracting"] for p in said["rewards 1 - r"])
 
 
+@pytest.mark.slow
 def test_fixed_points_are_shown_agent_by_agent(run, tmp_path):
     table = {**SMALL, "policy": {"name": "log-linear", "features": [[[0.0], [1.0], [3.0]]]}}
     table["algorithm"] = {"name": "per-fedavg-pg", "variant": "first-order", "alpha": 0.5, "beta": 0.05}

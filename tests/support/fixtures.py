@@ -89,14 +89,14 @@ def rising(config, level):
     return 0.3 + (level - 0.3) * rounds / rounds[-1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tabular_runs():
     level = {"exact": 0.15, "first-order": 0.12, "fedavg-pg": 0.09}
     configs = STUDIES["e3"].configs(3, False)
     return {(v, a): fake_run(config, rising(config, 0.5 + level[v] * a)) for (v, a), config in configs.items()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def curvature_runs():
     """Ten seeds: all fail up to 200; at 1000 six of them train."""
     level = {10: 0.2, 50: 0.2, 100: 0.2, 200: 0.25, 500: 0.4, "fedavg-pg": 1.75}
@@ -117,7 +117,7 @@ def paths(reached: int) -> np.ndarray:
     return np.stack([there] * reached + [away] * (12 - reached))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def deployed_runs():
     """Meta-trained and from-scratch runs with the paper's own numbers."""
     few = STUDIES["e5"].configs(3, False)
@@ -153,7 +153,7 @@ def deployed_runs():
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def theory_study():
     """Made-up measurements that meet all claims of the theory: power laws with the paper's exponents, below bounds."""
     alphas, sizes, accuracies = 10.0 ** np.arange(-4, 1), 4.0 ** np.arange(4), np.asarray([1e-6, 1e-2])
@@ -182,7 +182,7 @@ def theory_study():
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quiet_runs():
     """Runs of the curvature study, in which the paper's form fails and the others train, and variances."""
     configs = STUDIES["curvature"].configs(3, False)
@@ -210,7 +210,7 @@ def quiet_runs():
     return CurvatureEvidence(runs, EstimatorComparison(meta_config(1), 0, 100, 100, 6, 1000, rows))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def recommended_runs():
     """Runs of the few-shot study, in which the recommended recipe helps at all budgets."""
     values = {"return": [1.7, 2.6, 2.8, 2.85, 2.9, 2.95], "success": [0.8, 0.95, 0.97, 0.98, 0.99, 0.99]}
@@ -227,7 +227,7 @@ def configs_of(name):
     return STUDIES[name].configs(3, False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def attacked_runs():
     """Runs in which every attack harms the mean and no robust aggregation."""
     configs = configs_of("robustness")
@@ -235,7 +235,7 @@ def attacked_runs():
     return {key: fake_run(config, rising(config, 0.5 if fallen(*key) else 2.8)) for key, config in configs.items()}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def private_runs():
     """Runs in which little noise costs little return, and much noise almost all."""
     level = {
@@ -264,7 +264,7 @@ def lqr_outcomes():
     return {0.0: same, 0.1: outcome, 0.5: outcome}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def runs_of(
     tabular_runs,
     curvature_runs,

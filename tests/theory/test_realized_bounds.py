@@ -65,6 +65,7 @@ def test_no_bound_is_violated_along_a_run__lemmas_1_to_4_and_prop_3(problem_, al
         assert 0 <= row.realized <= row.bound * (1 + 1e-6), row
 
 
+@pytest.mark.slow
 def test_realized_values_are_maxima_over_the_visited_parameters():
     policy, algorithm = pf.TableSoftmax(9, 4), pf.PerFedAvgPG(2.0, 0.3, 2, 3, 3, 3)
     rows = {
@@ -94,6 +95,7 @@ def test_realized_values_are_maxima_over_the_visited_parameters():
     assert rows["distance |F − f|"] == pytest.approx(max(gaps), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_theorem_1_is_compared_only_for_step_sizes_that_it_covers():
     fleet, policy = bandits(), pf.TableSoftmax(1, 3)
     beta = theory.ceiling(theory.constants(fleet, policy, 1 / 16))
