@@ -32,7 +32,10 @@ def gridworld(
     for cell in (*goals, *held_out):
         if not all(0 <= x < width for x in cell):
             raise UserError(f"goal {list(cell)} lies outside the {width} x {width} grid (cells are numbered from 0)")
-    make = lambda goal: _mdp(width, goal, horizon, discount)  # noqa: E731
+
+    def make(goal):
+        return _mdp(width, goal, horizon, discount)
+
     return fleet([make(goal) for goal in goals], [make(goal) for goal in held_out])
 
 

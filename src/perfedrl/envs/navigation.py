@@ -149,7 +149,10 @@ def navigation(
     actions: int = 8,
 ) -> Fleet:
     """Agents in the box [-1, 1]^2 with the given goals [x, y]; reward 1 at every step within `radius` of the goal."""
-    make = lambda goal: Navigation(np.asarray(goal), horizon, discount, radius, step_size, 1.0, actions)  # noqa: E731
+
+    def make(goal):
+        return Navigation(np.asarray(goal), horizon, discount, radius, step_size, 1.0, actions)
+
     return fleet([make(goal) for goal in goals], [make(goal) for goal in held_out])
 
 
@@ -166,7 +169,10 @@ def arc(
     Held-out goals are evenly chosen midpoints between training goals: three out of the five midpoints of six goals are
     the first, the third and the fifth.
     """
-    evenly = lambda n: np.linspace(-span, span, n) if n > 1 else np.zeros(n)  # noqa: E731
+
+    def evenly(n):
+        return np.linspace(-span, span, n) if n > 1 else np.zeros(n)
+
     trained, tried = angles(goals, held_out, evenly, lambda at: (at[1:] + at[:-1]) / 2)
     return navigation(on_circle(trained, radius), on_circle(tried, radius), horizon, discount)
 
@@ -179,7 +185,10 @@ def circle(
     discount: float = 0.9,
 ) -> Fleet:
     """Goals on the whole circle: agents share little, since no direction is right for two of them."""
-    evenly = lambda n: 2 * np.pi * np.arange(n) / max(n, 1)  # noqa: E731
+
+    def evenly(n):
+        return 2 * np.pi * np.arange(n) / max(n, 1)
+
     trained, tried = angles(goals, held_out, evenly, lambda at: at + np.diff(at, append=at[0] + 2 * np.pi) / 2)
     return navigation(on_circle(trained, radius), on_circle(tried, radius), horizon, discount)
 

@@ -26,8 +26,13 @@ def random_mdps(
     if min(agents, states, actions) < 1 or min(held_out, seed) < 0:
         raise UserError("random-mdps needs agents, states and actions >= 1, held_out >= 0 and seed >= 0")
     rng = np.random.default_rng(seed)
-    kernel = lambda: rng.dirichlet(np.ones(states), size=(states, actions))  # noqa: E731
-    reward = lambda: rng.uniform(size=(states, actions))  # noqa: E731
+
+    def kernel():
+        return rng.dirichlet(np.ones(states), size=(states, actions))
+
+    def reward():
+        return rng.uniform(size=(states, actions))
+
     P0, r0 = kernel(), reward()
     mdps = [
         TabularMDP(

@@ -108,7 +108,10 @@ def form(name: str, how: Any) -> tuple[str, Any]:
 
 def bounds(name: str, content: Any) -> tuple[float, float]:
     """Parse a range [low, high]."""
-    number = lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool) and np.isfinite(float(x))  # noqa: E731
+
+    def number(x):
+        return isinstance(x, numbers.Real) and not isinstance(x, bool) and np.isfinite(float(x))
+
     pair = isinstance(content, Sequence) and len(content) == 2 and all(number(x) for x in content)
     if not pair or not content[0] < content[1]:
         raise UserError(f"vary: {name} needs a range [low, high] with low < high; it has {content!r}")

@@ -30,7 +30,10 @@ def windy_cliff(
     for wind in (*winds, *held_out):
         if not 0 <= wind <= 1:
             raise UserError(f"a wind must lie in [0, 1]; it is {wind}")
-    make = lambda wind: _mdp(width, wind, horizon, discount)  # noqa: E731
+
+    def make(wind):
+        return _mdp(width, wind, horizon, discount)
+
     return fleet([make(wind) for wind in winds], [make(wind) for wind in held_out])
 
 

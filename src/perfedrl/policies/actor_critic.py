@@ -69,7 +69,10 @@ class ActorCritic(Policy):
         """Return the critic's values of all states that a batch visited."""
         m, T = batch.reward.shape
         left = jnp.broadcast_to(1 - jnp.arange(T, dtype=batch.reward.dtype) / T, (m, T))
-        value = lambda obs, left: forward(params["critic"], jnp.append(obs, left))[0]  # noqa: E731
+
+        def value(obs, left):
+            return forward(params["critic"], jnp.append(obs, left))[0]
+
         return jax.vmap(jax.vmap(value))(batch.obs, left)
 
     def value_fit(self, params: Params, batch: Trajectory, target: Float[Array, "m T"]) -> Float[Array, ""]:

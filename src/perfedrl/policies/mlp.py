@@ -104,7 +104,10 @@ class MLPFactored(Policy):
 
     def in_numpy(self, params: Params) -> Decide:
         outputs, cuts = network(params), np.cumsum(self.actions)[:-1]
-        parts = lambda obs: np.split(outputs(obs), cuts, axis=1)  # noqa: E731
+
+        def parts(obs):
+            return np.split(outputs(obs), cuts, axis=1)
+
         return lambda obs, u: np.stack([choice(part, u[:, i]) for i, part in enumerate(parts(obs))], axis=1)
 
     def _parts(self, outputs: Float[Array, " k"]) -> Sequence[Float[Array, " a"]]:

@@ -136,7 +136,10 @@ class Normalized(Policy):
         share = batch.mask / jnp.maximum(jnp.sum(batch.mask, axis=-1, keepdims=True), 1) / len(batch.mask)
         found = {}
         if self.size is not None:
-            mean = lambda x: jnp.sum(share[..., None] * x, axis=(0, 1))  # noqa: E731
+
+            def mean(x):
+                return jnp.sum(share[..., None] * x, axis=(0, 1))
+
             found["observations"] = {"mean": mean(batch.obs), "square": mean(batch.obs**2)}
         if self.rewards:
             found["rewards"] = {"square": jnp.sum(share * returns**2, keepdims=True)[0]}
@@ -144,7 +147,10 @@ class Normalized(Policy):
 
     def moment_fit(self, params: Params, batch: Trajectory, returns: Float[Array, "m T"]) -> Float[Array, ""]:
         """Return minus `rate` times half the squared distance of the moments from those of a batch."""
-        apart = lambda x, y: jnp.sum((x - y) ** 2)  # noqa: E731
+
+        def apart(x, y):
+            return jnp.sum((x - y) ** 2)
+
         squares = jax.tree.map(apart, params[NORMALIZER], self.moments(batch, returns))
         return -0.5 * self.rate * jax.tree.reduce(jnp.add, squares)
 

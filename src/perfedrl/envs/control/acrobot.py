@@ -96,7 +96,10 @@ class Acrobot(Task):
     def sketch(self, obs: Float[Array, " 6"]) -> list[Polyline]:
         """Draw the two links."""
         one, two = np.arctan2(float(obs[1]), float(obs[0])), np.arctan2(float(obs[3]), float(obs[2]))
-        along = lambda length, angle: float(length) * np.asarray([np.sin(angle), -np.cos(angle)])  # noqa: E731
+
+        def along(length, angle):
+            return float(length) * np.asarray([np.sin(angle), -np.cos(angle)])
+
         joint = along(self.link_length_1, one)
         return [np.stack([np.zeros(2), joint]), np.stack([joint, joint + along(self.link_length_2, one + two)])]
 

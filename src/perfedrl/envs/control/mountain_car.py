@@ -123,7 +123,10 @@ def roll(car: Any, state: State, push: Float[Array, ""]) -> tuple[State, Bool[Ar
 
 def valley(car: Any, obs: State) -> list[Polyline]:
     """Draw the hillside, the flag at the goal, and the car."""
-    height = lambda x: 0.45 * np.sin(3 * x) + 0.55  # noqa: E731
+
+    def height(x):
+        return 0.45 * np.sin(3 * x) + 0.55
+
     x = np.linspace(float(car.min_position), float(car.max_position), 60)
     flag, here = float(car.goal_position), float(obs[0])
     box = np.asarray([[-0.05, 0.02], [0.05, 0.02], [0.05, 0.07], [-0.05, 0.07], [-0.05, 0.02]])

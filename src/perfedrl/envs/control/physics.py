@@ -83,7 +83,10 @@ def family(kind: Any, vary: str, usual: Mapping[str, tuple[float, float]], doc: 
         ranges = {name: [base[name] * low, base[name] * high] for name, (low, high) in usual.items()}
         kind(**base)  # checks the constants before multiples of them
         parts = vary_agents(vary, agents, held_out, seed, constants(kind), ranges)
-        tasks = lambda part: [kind(**{**base, **as_floats(values)}) for values in part]  # noqa: E731
+
+        def tasks(part):
+            return [kind(**{**base, **as_floats(values)}) for values in part]
+
         return fleet(tasks(parts.train), tasks(parts.held_out))
 
     return described(make, kind, defaults, doc)

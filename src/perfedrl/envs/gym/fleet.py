@@ -197,6 +197,9 @@ def spaces_of(recipes: Sequence[Recipe]) -> list[Spaces]:
 
 def name_of(i: int, recipe: Recipe) -> str:
     """Name an agent by its number and its own parameters, for messages."""
-    plain = lambda x: f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)  # noqa: E731
+
+    def plain(x):
+        return f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)
+
     own = ", ".join(f"{key} {plain(value)}" for key, value in recipe.values.items())
     return f"agent {i} ({recipe.name}{': ' + own if own else ''})"

@@ -145,6 +145,9 @@ def check_known(missing: list[str], known: list[str], name: str) -> None:
 
 def public(env: Any) -> list[str]:
     """List the public numeric attributes of an environment and its class."""
-    number = lambda x: isinstance(x, int | float) and not isinstance(x, bool)  # noqa: E731
+
+    def number(x):
+        return isinstance(x, int | float) and not isinstance(x, bool)
+
     names = {*vars(env), *(key for kind in type(env).__mro__ for key in vars(kind))}
     return sorted(key for key in names if not key.startswith("_") and number(getattr(env, key, None)))
