@@ -90,7 +90,7 @@ class Process:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        return self.process.wait(120)
+        return self.process.wait(600)
 
 
 def until(what, seconds=180):
