@@ -63,6 +63,7 @@ def test_identical_agents_are_averaged_as_without_control_variates():
     np.testing.assert_allclose(stepped.server.message.inner, plain.server.message, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", some_slow(["round", "step"], ["step"]))
 def test_the_server_knows_the_mean_of_all_agents_controls(mode):
     """Also with weights, and although it hears of a few agents at a time."""

@@ -44,6 +44,7 @@ def test_a_neural_run_is_read_back_as_it_was_saved(finished):
     assert finished.deployment.outcomes["success"].shape == (2, 2, 2)
 
 
+@pytest.mark.slow
 def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line_12(finished):
     own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=90, seed=7, episodes=16)
     task = finished.config.experiment.fleet.task(0).with_goal((0.5, 0.5))

@@ -192,6 +192,7 @@ def test_a_sweep_over_alpha_beta_and_seeds_compiles_once():
     np.testing.assert_array_equal(alone.advance(alone.start(), 0, 3).server.message[0], state.server.message[2])
 
 
+@pytest.mark.slow
 def test_history_has_labelled_axes_and_costs():
     fleet = pf.gridworld(width=3, horizon=4, held_out=[(1, 1), (1, 2)])
     result = pf.simulate(fleet, pf.TableSoftmax(9, 4), pf.PerFedAvgPG(1.0, 0.3, 2, 3, 4, 5), rounds=5, seeds=3, every=2)

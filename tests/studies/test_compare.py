@@ -270,6 +270,7 @@ def test_the_digest_of_a_plan_does_not_depend_on_its_methods(small):
     assert fewer.folder == small.folder != longer.folder
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_document_match_the_committed_results():
     page = (PLANS.parent.parent / "docs" / "comparison.md").read_text().splitlines()
     every = [plan for stem in ("gridworld", "arc", "cart_poles", "random_mdps") for plan in plans(stem)]
@@ -279,6 +280,7 @@ def test_the_tables_of_the_document_match_the_committed_results():
             assert line in page
 
 
+@pytest.mark.slow
 def test_incompatible_settings_score_as_diverged_ones(tmp_path):
     """FedNPG's largest step size depends on the entropy, and some draws exceed it."""
     wide = ("beta = [0.1, 1.0]", "beta = [5.0, 5.5]"), ("trials = 2", "trials = 6")

@@ -37,6 +37,7 @@ def config(tmp_path):
     return write(tmp_path / "small.toml", SMALL)
 
 
+@pytest.mark.slow
 def test_a_plan_and_measurements_on_the_terminal_and_as_json(run, config, tmp_path):
     code, out, err = run("theory", config, "--epsilon", "0.1", "--json", "said.json")
     assert (code, err) == (0, "")

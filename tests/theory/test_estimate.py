@@ -154,6 +154,7 @@ def test_the_covariance_of_a_shared_inner_batch_vanishes_as_the_batch_grows():
     assert Curve(sizes, np.asarray(extra)).slope == pytest.approx(-1, abs=0.05)
 
 
+@pytest.mark.slow
 def test_sampled_moments_agree_with_enumerated_ones():
     mdp, policy, theta = fork(), pf.TableSoftmax(3, 2), np.asarray([[0.3, -0.2], [0.5, 0.1], [0.0, 0.4]])
     for variant in ("exact", "first-order"):
