@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.table import Table
 
-from perfedrl.experiments.stats import Interval, mean_interval, median_interval, share_interval
+from perfedrl.experiments.stats import Interval, mean_interval, mean_share_interval, median_interval, share_interval
 from perfedrl.experiments.store import Run
 from perfedrl.report import page
 from perfedrl.report.tables import number, seed_counts, span
+from perfedrl.report.terminal_table import TerminalTable
 
 HEADER = ("", "claim", "paper", "measured", "95 % interval", "met")
 
@@ -30,13 +30,12 @@ class Claim:
     met: bool
 
 
-def near(study: str, claim: str, paper: float, values: np.ndarray, tolerance: float, most: float = np.inf) -> Claim:
+def near(study: str, claim: str, paper: float, values: np.ndarray, tolerance: float, *, shares: bool = False) -> Claim:
     """A claim that is met when the mean over seeds lies within the tolerance of the paper's number.
 
-    `most` is the largest possible value, at which the interval is cut.
+    `shares` says that the values are shares, whose interval stays within 0 and 1.
     """
-    mean, low, high = mean_interval(values)
-    measured = Interval(mean, low, min(high, most))
+    measured = mean_share_interval(values) if shares else mean_interval(values)
     return Claim(study, claim, paper, *measured, met=bool(abs(measured.mean - paper) <= tolerance))
 
 
@@ -75,20 +74,20 @@ def cells(claim: Claim) -> tuple[str, ...]:
     return claim.experiment, claim.claim, paper, *measured, "yes" if claim.met else "no"
 
 
-def terminal_table(claims: Sequence[Claim], runs: Sequence[Run]) -> Table:
+def terminal_table(claims: Sequence[Claim], runs: Sequence[Run]) -> TerminalTable:
     """Claims as a table for the terminal, with the number of seeds of the runs behind them, if there are any."""
     caption = f"{sum(claim.met for claim in claims)} of {len(claims)} claims met"
-    table = Table(*HEADER, title=seed_counts(runs) if runs else None, caption=caption)
+    table = TerminalTable(*HEADER, title=seed_counts(runs) if runs else None, caption=caption)
     for claim in claims:
         *row, met = cells(claim)
         table.add_row(*row, met if claim.met else f"[red]{met}[/]")
     return table
 
 
-def page_table(claims: Sequence[Claim]) -> page.Table:
+def page_table(claims: Sequence[Claim]) -> page.PageTable:
     """Claims as a table of the report page; claims that are not met are marked."""
     met = sum(claim.met for claim in claims)
-    return page.Table(
+    return page.PageTable(
         "Claims",
         HEADER,
         [cells(claim) for claim in claims],

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from perfedrl.experiments.config import Config
-from perfedrl.experiments.stats import mean_interval
+from perfedrl.experiments.stats import mean_interval, mean_share_interval
 from perfedrl.studies.base import Runs
 from perfedrl.studies.claims import Claim, everywhere, single
 from perfedrl.studies.curvature.study import LOW_VARIANCE
@@ -55,7 +55,7 @@ def few_shot(runs: Runs) -> list[Claim]:
     zero = deployed.at("return", 0).mean()
     helped = [deployed.at("return", m).mean() >= zero for m in BUDGETS if m >= 20]
     from_20, from_200 = (mean_interval(deployed.at("return", m)) for m in (20, 200))
-    success = mean_interval(deployed.at("success", 200))
+    success = mean_share_interval(deployed.at("success", 200))
     return [
         single("fewshot", "return after one step from 20 trajectories (>= 2.3)", np.nan, from_20, 2.3, np.inf),
         single("fewshot", "return after one step from 200 trajectories (>= 2.7)", 1.94, from_200, 2.7, np.inf),

@@ -135,7 +135,7 @@ def return_near(what: str, paper: float, values: np.ndarray) -> Claim:
 
 def success_near(what: str, paper: float, rates: np.ndarray) -> Claim:
     """A claim of E5 about a success rate."""
-    return near("e5", f"success, {what}", paper, rates, SUCCESS_TOLERANCE, most=1.0)
+    return near("e5", f"success, {what}", paper, rates, SUCCESS_TOLERANCE, shares=True)
 
 
 def matching_budget(budgets: np.ndarray, values: np.ndarray, level: float) -> float:
