@@ -9,10 +9,12 @@ from rooms import Room
 
 from perfedrl.envs import gymnasium_fleet
 from perfedrl.envs.gym import fleet as adapter
-from perfedrl.envs.gym.recipe import Recipe
-from perfedrl.errors import EnvironmentFailureError, UserError
+from perfedrl.envs.gym.space_tables import action_table
+from perfedrl.errors import DivergenceError, EnvironmentFailureError, UserError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.objective import _gradient
+from perfedrl.experiments.config import parse_config
+from perfedrl.gym_environment.recipe import Recipe
 from perfedrl.policies import MLPSoftmax, Policy, gaussian_mlp, mlp
 
 KEY = jax.random.key(3)
@@ -47,6 +49,12 @@ def test_arguments_attributes_and_constants_of_a_class_may_vary(source, values):
     assert {key: getattr(env, key) for key in values} == values
     other = Recipe(source)().unwrapped
     assert all(getattr(other, key) != value for key, value in values.items())
+
+
+def test_a_parameter_that_the_registration_sets_may_vary():
+    sizes = {"map_name": {"train": ["8x8", "8x8"]}, "is_slippery": {"train": [True, False]}}
+    fleet = gymnasium_fleet("FrozenLake-v1", sizes, agents=2)
+    assert fleet.task(1).settings["is_slippery"] is False
 
 
 def test_an_episode_is_determined_by_its_seed_and_its_uniforms():
@@ -115,6 +123,46 @@ def test_actions_of_every_space_reach_the_environment_and_have_a_gradient(action
         assert sorted(batch.action[:, :4].ravel() - 1) == sorted(played)
     gradient = Sampled(policy)(fleet.task(0)).gradient_of(params, batch)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+def converted(low, high, actions, scale=True):
+    space = gymnasium.spaces.Box(np.asarray(low, np.float32), np.asarray(high, np.float32))
+    return action_table(space, scale).to_environment()(np.asarray(actions, np.float32)).tolist()
+
+
+def test_actions_from_minus_one_to_one_fill_the_box():
+    rows = [[-1, -1], [0, 0], [1, 1], [7, -7], [0.5, 0.5]]
+    expected = [[0, -2], [22.5, 0], [45, 2], [45, -2], [33.75, 1]]
+    assert converted([0, -2], [45, 2], rows) == expected
+    assert converted([0, -2], [45, 2], rows, scale=False) == [[0, -1], [0, 0], [1, 1], [7, -2], [0.5, 0.5]]
+
+
+def test_components_without_bounds_are_not_scaled():
+    most = float(np.finfo(np.float32).max)
+    low, high = [-np.inf, 0, -most, 0], [np.inf, np.inf, most, 10]
+    assert converted(low, high, [[3, -3, 3, 1]]) == [[3, 0, 3, 10]]
+
+
+def test_a_box_from_minus_one_to_one_keeps_its_bits():
+    actions = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    ones = np.ones(3)
+    assert (
+        converted(-ones, ones, actions)
+        == converted(-ones, ones, actions, scale=False)
+        == np.clip(actions, -1, 1).tolist()
+    )
+
+
+def test_the_digest_states_scaled_actions_only_where_they_matter():
+    def digest(policy, **fleet):
+        table = {"env": "gymnasium", "id": "Pendulum-v1", "agents": 2, **fleet}
+        algorithm = {"name": "fedavg-pg", "alpha": 0.1, "beta": 0.1}
+        parts = {"fleet": table, "policy": {"name": policy}, "algorithm": algorithm}
+        return parse_config({"name": "x", "seeds": 1, "rounds": 1, **parts}).digest
+
+    scaled, unscaled = (digest("gaussian-mlp", scale_actions=x) for x in (True, False))
+    assert digest("gaussian-mlp") == scaled != unscaled == "a8e97b246c"
+    assert digest("mlp") == digest("mlp", scale_actions=False) == "1e96ee6d8b", "as before there were scaled actions"
 
 
 @pytest.mark.parametrize("seen", ["dict", "image"])
@@ -193,13 +241,14 @@ def test_an_environment_that_fails_is_named_with_its_step_and_its_seed(how, proc
         parallel=2,
         processes=processes,
         options={"how": how},
+        retries=0,
     )
     play, _, params = sampler(fleet, agent=1)
     seed = np.random.default_rng(np.asarray(jax.random.key_data(KEY))).integers(2**31, size=3)
     said = "returned a reward that is not finite" if how == "nan" else "raised ZeroDivisionError: the floor gave way"
     with pytest.raises(EnvironmentFailureError, match=said) as error:
         play.sample(params, KEY, 3)
-    assert "agent 1 (rooms:Room: trouble 2)" in str(error.value)
+    assert "agent 1 (rooms:Room: trouble 2): an episode failed: the environment" in str(error.value)
     assert "(step 1 of the episode with seed" in str(error.value)
     assert any(str(s) in str(error.value) for s in seed)
     if not processes:
@@ -208,7 +257,9 @@ def test_an_environment_that_fails_is_named_with_its_step_and_its_seed(how, proc
 
 BAD = {
     "unknown id": ({"id": "CartPole-v7x"}, "knows no environment 'CartPole-v7x'; did you mean"),
+    "class forgotten": ({"id": "robots_of_mine"}, "'robots_of_mine'; one of your own is named by module:Class"),
     "unknown module": ({"id": "nowhere:Room"}, "cannot be imported"),
+    "a file": ({"id": "/robots/boat.py:Boat"}, "names a file; expected module:name, such as boat:Boat"),
     "unknown parameter": (
         {"id": "CartPole-v1", "vary": {"lenght": (0, 1)}},
         "no parameter 'lenght'; did you mean 'length",
@@ -231,18 +282,47 @@ BAD = {
     "factories held out": ({"id": ["rooms:drawn"], "horizon": 3, "held_out": 1}, "one less than the factories"),
     "factories that vary": ({"id": ["rooms:drawn"], "vary": {"length": (1, 2)}}, "factories make each agent as it is"),
     "count of factories": ({"id": ["rooms:drawn"], "agents": 2}, "1 factories for 2 training agents"),
+    "retries": ({"id": "CartPole-v1", "retries": -1}, "retries must be from 0"),
+    "timeout": ({"id": "CartPole-v1", "processes": True, "timeout": 0}, "number of seconds > 0"),
+    "timeout of this process": ({"id": "CartPole-v1", "timeout": 5}, "timeout needs processes = true"),
+    "constructor": ({"id": "rooms:Room", "horizon": 3, "options": {"seen": "far"}}, "cannot be made: KeyError: 'far'"),
+    "registered constructor": (
+        {"id": "FrozenLake-v1", "options": {"map_name": "9x9"}},
+        "the environment 'FrozenLake-v1' cannot be made: KeyError",
+    ),
+    "broken module": ({"id": "unfinished_for_test:Room"}, "'unfinished_for_test:Room' cannot be imported: SyntaxError"),
     "parallel": ({"id": "CartPole-v1", "parallel": 0}, "parallel must be from 1"),
     "outcomes": ({"id": "CartPole-v1", "outcomes": "rooms:SEEN"}, "expected a function of an episode"),
+    "outcomes that fail": (
+        {"id": "CartPole-v1", "outcomes": lambda episode: {"late": 1.0 if episode.reward[-1] > 0 else 0.0}},
+        "fails: TracerBoolConversionError: .* jax.numpy.where instead of if",
+    ),
+    "outcomes without names": ({"id": "CartPole-v1", "outcomes": lambda episode: 3.0}, "a dict of names and numbers"),
+    "outcomes of texts": ({"id": "CartPole-v1", "outcomes": lambda episode: {"a": "b"}}, "fails: TypeError"),
+    "outcomes of arrays": ({"id": "CartPole-v1", "outcomes": lambda episode: {"r": episode.reward}}, "one number"),
+    "agents": ({"id": "nowhere:Room", "agents": 10**8}, "at most 10000 agents; this has 100000000"),
+    "exit": ({"id": "rooms:leaving", "horizon": 3}, "cannot be made: SystemExit: 3"),
     "discount": ({"id": "CartPole-v1", "discount": 1.0}, "discount must lie in"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_rejected_in_one_sentence(case):
+def test_bad_input_is_rejected_in_one_sentence(case, tmp_path, monkeypatch):
+    (tmp_path / "unfinished_for_test.py").write_text("class Room(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
     settings, sentence = BAD[case]
     with pytest.raises(UserError, match=sentence) as error:
         gymnasium_fleet(**settings)
     assert "\n" not in str(error.value)
+
+
+def test_a_policy_that_diverged_is_not_blamed_on_the_environment():
+    fleet = gymnasium_fleet("Pendulum-v1", agents=1, horizon=3, parallel=1)
+    policy = gaussian_mlp(fleet)
+    params = jax.tree.map(lambda x: x * np.nan, policy.init(jax.random.key(0)))
+    with pytest.raises(DivergenceError, match=r"agent 0 .*: the policy's actions are not finite; lower alpha or beta"):
+        fleet.task(0).sampler(policy).sample(params, KEY, 1)
+    assert fleet.task(0).failures.episodes == 0
 
 
 def test_without_gymnasium_the_error_names_the_extra_to_install(monkeypatch):

@@ -13,8 +13,9 @@ pytest.importorskip("mujoco")
 pytest.importorskip("gymnasium")
 
 from perfedrl.envs import ENVS
-from perfedrl.envs.locomotion import families, worlds
+from perfedrl.envs.locomotion import families
 from perfedrl.errors import UserError
+from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.policies import POLICIES
 
 NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-mass", "walker-mass")
@@ -170,7 +171,7 @@ def test_episodes_have_a_hundred_decisions_and_depend_on_the_key_alone(name):
     if name.startswith("half-cheetah") or name == "ant-goal":
         assert one.mask.all()
     fleet.close()
-    assert all(task._slots._vector is None for task in fleet.train)
+    assert all(not task._slots._environments for task in fleet.train)
 
 
 def test_outcomes_of_locomotion_tasks_by_hand():

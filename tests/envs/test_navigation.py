@@ -1,5 +1,6 @@
 """The navigation families: goals where they should be, steps as derived by hand."""
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,11 @@ from perfedrl.types import Trajectory
 
 NO_NOISE = jnp.zeros(0)
 CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def with_goal(fleet, goal):
+    """An agent of a fleet with another goal."""
+    return dataclasses.replace(fleet.task(0), goal=np.asarray(goal))
 
 
 def angle(goals):
@@ -51,7 +57,7 @@ def test_goals_of_other_arcs_and_of_the_circle():
 
 def test_a_step_of_navigation_by_hand():
     """The reward is that of the position before the move; the box stops what would leave it."""
-    task = pf.arc().task(0).with_goal((0.5, 0.5))
+    task = with_goal(pf.arc(), (0.5, 0.5))
     state, reward, done = task.step(jnp.asarray([0.5, 0.32]), jnp.asarray(2), NO_NOISE)
     np.testing.assert_allclose(state, [0.5, 0.47], atol=1e-6)
     assert reward == 1.0
@@ -66,7 +72,7 @@ def test_a_step_of_navigation_by_hand():
 
 def test_a_step_of_point_navigation_by_hand():
     """Clipped per axis, rewarded after the move, over when within a hundredth of the goal on both axes."""
-    task = pf.point_navigation().task(0).with_goal((0.3, -0.1))
+    task = with_goal(pf.point_navigation(), (0.3, -0.1))
     state, reward, done = task.step(jnp.asarray([0.0, 0.0]), jnp.asarray([0.5, -0.02]), NO_NOISE)
     np.testing.assert_allclose(state, [0.1, -0.02], atol=1e-7)
     assert reward == pytest.approx(-np.hypot(0.2, 0.08), abs=1e-6)
@@ -96,7 +102,7 @@ class Beeline(Policy):
 
 
 def test_an_episode_that_ends_early_is_masked_from_there():
-    task = pf.point_navigation(horizon=9).task(0).with_goal((0.3, 0.0))
+    task = with_goal(pf.point_navigation(horizon=9), (0.3, 0.0))
     played = episode(Beeline(), jnp.asarray([0.1, 0.0]), task, jnp.zeros(noise_size(Beeline(), task)))
     assert played.mask.tolist() == [1, 1, 1] + [0] * 7
     np.testing.assert_allclose(played.reward, [-0.2, -0.1, 0] + [0] * 7, atol=1e-6)
@@ -112,7 +118,7 @@ def test_an_episode_that_ends_early_is_masked_from_there():
 
 
 def test_success_is_entering_the_goal_region_and_distance_is_that_of_the_last_position():
-    task = pf.arc().task(0).with_goal((0.0, 0.0))
+    task = with_goal(pf.arc(), (0.0, 0.0))
     through = jnp.asarray([[0.3, 0.0], [0.15, 0.0], [-0.3, 0.0]])
     past = through + jnp.asarray([0.0, 0.25])
     for path, success, distance in ((through, 1, 0.3), (past, 0, np.hypot(0.3, 0.25))):
@@ -134,9 +140,9 @@ def test_success_is_entering_the_goal_region_and_distance_is_that_of_the_last_po
         (lambda: navigation([(0.0, 0.0)], radius=0.0), "radius must be a finite number > 0"),
         (lambda: navigation([(0.0, 0.0)], actions=1), "two directions"),
         (lambda: pf.point_navigation(agents=0), "agents >= 1"),
-        (lambda: pf.arc().task(0).with_goal((2.0, 0.0)), "outside the box"),
-        (lambda: pf.arc().task(0).with_goal((float("nan"), 0.0)), "outside the box"),
-        (lambda: pf.arc().task(0).with_goal((0.1,)), "two numbers"),
+        (lambda: with_goal(pf.arc(), (2.0, 0.0)), "outside the box"),
+        (lambda: with_goal(pf.point_navigation(), (2.0, 0.0)), "outside the box"),
+        (lambda: with_goal(pf.arc(), (float("nan"), 0.0)), "outside the box"),
     ],
 )
 def test_invalid_navigation_settings_are_rejected(make, words):

@@ -18,10 +18,11 @@ from perfedrl.envs.control import (
 )
 from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.gridworld import gridworld
-from perfedrl.envs.gym import gymnasium_fleet
+from perfedrl.envs.gym import EnvironmentCheck, check_env, gymnasium_fleet
 from perfedrl.envs.locomotion import ant_dir, ant_goal, half_cheetah_dir, half_cheetah_vel, hopper_mass, walker_mass
 from perfedrl.envs.lqr import LinearQuadratic, lqr
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
+from perfedrl.envs.new_agents import NewAgents
 from perfedrl.envs.random_mdps import mix, random_mdps
 from perfedrl.envs.tabular import TabularMDP, unstack
 from perfedrl.envs.windy_cliff import windy_cliff
@@ -54,20 +55,36 @@ ENVS = registry(
     windy_cliff=windy_cliff,
 )
 
+PLAYED = frozenset(
+    {
+        "ant-dir",
+        "ant-goal",
+        "gymnasium",
+        "half-cheetah-dir",
+        "half-cheetah-vel",
+        "hopper-mass",
+        "walker-mass",
+    }
+)
+"""Families that are played in Python: over a network only the agents have them, and the server does not."""
+
 __all__ = [
     "ENVS",
+    "PLAYED",
     "WITNESS_FEATURES",
     "Acrobot",
     "BaseTask",
     "CartPole",
     "Classification",
     "DataTask",
+    "EnvironmentCheck",
     "Examples",
     "Fleet",
     "LinearQuadratic",
     "MountainCar",
     "MountainCarContinuous",
     "Navigation",
+    "NewAgents",
     "Pendulum",
     "PlayedTask",
     "PointNavigation",
@@ -78,6 +95,7 @@ __all__ = [
     "arrays",
     "bandits",
     "cart_pole",
+    "check_env",
     "circle",
     "classification",
     "fleet",

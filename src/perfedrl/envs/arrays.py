@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.new_agents import NewAgents, Settings
 from perfedrl.envs.tabular import TabularMDP, as_array, check
 from perfedrl.errors import UserError
 
@@ -35,10 +36,36 @@ def arrays(
         if sha256 and sha256 != file_digest(file):
             raise UserError(f"{file} has changed since this config was made: expected sha256 {sha256}")
         given = _read(file)
-    return tabular_fleet(given["P"], given["r"], given["mu"], horizon, discount, held_out)
+
+    def make(like: TabularMDP, settings: Settings) -> TabularMDP:
+        return one_agent(str(settings["file"]), like)
+
+    hints = {"file": "an .npz file with P[S,A,S], r[S,A] and mu[S] of one agent"}
+    family = NewAgents(make, [{}] * len(np.atleast_1d(given["mu"])), {"file": ""}, hints)
+    return tabular_fleet(given["P"], given["r"], given["mu"], horizon, discount, held_out, family)
 
 
-def tabular_fleet(P, r, mu, horizon: int, discount: float, held_out: int = 0) -> Fleet:  # noqa: N803
+def one_agent(file: str, like: TabularMDP) -> TabularMDP:
+    """Make the agent whose arrays an .npz file has, with the states and actions of another."""
+    if not file:
+        raise UserError("a new agent of arrays needs file=..., an .npz file with its P[S,A,S], r[S,A] and mu[S]")
+    parts = {name: as_array(name, x) for name, x in _read(file).items() if x is not None}
+    if missing := [name for name in ("P", "r", "mu") if name not in parts]:
+        raise UserError(f"{file} lacks the array {missing[0]}; a new agent needs P[S,A,S], r[S,A] and mu[S]")
+    if parts["r"].shape != like.r.shape:
+        raise UserError(f"{file}: expected {list(like.r.shape)} states and actions, got {list(parts['r'].shape)}")
+    return TabularMDP(parts["P"], parts["r"], parts["mu"], like.horizon, like.discount)
+
+
+def tabular_fleet(
+    P,  # noqa: N803
+    r,
+    mu,
+    horizon: int,
+    discount: float,
+    held_out: int = 0,
+    family: NewAgents | None = None,
+) -> Fleet:
     """Make a fleet from stacked arrays P[n,S,A,S], r[n,S,A], mu[n,S]; errors name the agent."""
     stacked = {name: _array(name, x) for name, x in (("P", P), ("r", r), ("mu", mu))}
     n = len(stacked["P"])
@@ -52,7 +79,7 @@ def tabular_fleet(P, r, mu, horizon: int, discount: float, held_out: int = 0) ->
         parts = stacked["P"][i], stacked["r"][i], stacked["mu"][i]
         check(*parts, horizon, discount, agent=i)
         mdps.append(TabularMDP(*parts, horizon, discount))
-    return fleet(mdps[: n - held_out], mdps[n - held_out :])
+    return fleet(mdps[: n - held_out], mdps[n - held_out :], family)
 
 
 def file_digest(file: str) -> str:

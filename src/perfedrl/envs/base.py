@@ -12,16 +12,18 @@ whichever is shortest. Nothing else is looked up on a task.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
 from perfedrl.contracts import default_property, undefined
 from perfedrl.errors import UserError
+from perfedrl.saved_policies.spaces import Spaces
 from perfedrl.types import Array, Noise, Params, Sampler, Trajectory
 
 State = PyTree[Any]
@@ -61,6 +63,10 @@ class BaseTask:
     def observation_size(self) -> int | None:
         """Length of an observation, which is a vector; where None, a `Task` is traced to find it out."""
 
+    @default_property
+    def environment_spaces(self) -> Spaces | None:
+        """The environment's own spaces, where its observations and actions are not those of the policy."""
+
     # What is measured and shown.
 
     def outcomes(self, episode: Trajectory) -> dict[str, Any]:
@@ -93,10 +99,6 @@ class BaseTask:
     @default_property
     def box(self) -> float | None:
         """Half the width of the square around the origin that pictures show."""
-
-    @default_property
-    def with_goal(self) -> Callable[[Sequence[float]], "BaseTask"] | None:
-        """Make a new agent: `with_goal(goal)` returns this task with another goal."""
 
     # Constants of the theory.
 
@@ -153,6 +155,15 @@ class Task(BaseTask, eqx.Module):
         _ = self.horizon, self.discount, self.reset_noise, self.step_noise
 
 
+class EpisodeFailures(NamedTuple):
+    """How often the environment of a played task failed so far."""
+
+    episodes: int = 0
+    """Episodes that failed; they were dropped, and all but the last in a row were drawn again."""
+    restarts: int = 0
+    """Processes of environments that ended or did not answer; they were started again."""
+
+
 class PlayedTask(BaseTask, ABC):
     """One agent whose environment JAX cannot trace: required are `horizon`, `discount`, `sampler` and `outline`.
 
@@ -167,6 +178,15 @@ class PlayedTask(BaseTask, ABC):
     @abstractmethod
     def outline(self, m: int) -> Trajectory:
         """Return m made-up episodes of the right shapes and types."""
+
+    @property
+    def failures(self) -> EpisodeFailures:
+        """The failures of the environment so far, where they are counted."""
+        return EpisodeFailures()
+
+    def check(self) -> list[str]:
+        """Raise a `UserError` if the environment breaks its contract; return warnings. Called before training."""
+        return []
 
     def close(self) -> None:
         """Close open environments. Called when work ends, also by an error; they may be opened again later."""
@@ -199,6 +219,18 @@ class DataTask(BaseTask, eqx.Module):
 
     def __check_init__(self) -> None:
         _ = self.examples, self.test
+
+
+def made_up_episodes(
+    m: int, horizon: int, observation_size: int, actions: int | tuple[int, ...] | None, action_size: int | None
+) -> Trajectory:
+    """Return m episodes of zeros for spaces of these sizes, with the shapes and types of played ones."""
+    mT = m, horizon + 1
+    if action_size is not None:
+        action = jnp.zeros((*mT, action_size))
+    else:
+        action = jnp.zeros(mT if isinstance(actions, int) else (*mT, len(actions or ())), jnp.int32)
+    return Trajectory(jnp.zeros((*mT, observation_size)), action, jnp.zeros(mT), jnp.ones(mT))
 
 
 def leaves_by_path(task: Any) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Integer, Shaped
 
 from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.new_agents import Settings, drawn_agents, new_agent_seed
 from perfedrl.errors import UserError
 from perfedrl.types import Array
 
@@ -75,14 +76,21 @@ def classification(
     rotation = np.linalg.qr(rng.normal(size=(features, features)))[0]
     world = prototypes, rotation, noise, distraction
 
-    def agent() -> Classification:
+    def agent(rng: np.random.Generator, share: float) -> Classification:
         own = rng.choice(classes, size=classes_per_agent, replace=False)
-        names = renamed(rng, classes, heterogeneity)
+        names = renamed(rng, classes, share)
         learned, test = (drawn(rng, world, own, names, n) for n in (examples, test_examples))
         return Classification(learned, test, classes)
 
-    every = [agent() for _ in range(agents + held_out)]
-    return fleet(every[:agents], every[agents:])
+    def make(_: Any, settings: Settings) -> Classification:
+        share = settings["heterogeneity"]
+        if not 0 <= share <= 1:
+            raise UserError(f"heterogeneity must lie in [0, 1]; it is {share}")
+        return agent(np.random.default_rng([seed, new_agent_seed(settings)]), share)
+
+    every = [agent(rng, heterogeneity) for _ in range(agents + held_out)]
+    family = drawn_agents(make, [{"heterogeneity": heterogeneity}] * len(every))
+    return fleet(every[:agents], every[agents:], family)
 
 
 def renamed(rng: np.random.Generator, classes: int, heterogeneity: float) -> Integer[np.ndarray, " k"]:

@@ -1,6 +1,6 @@
 """Fleets: the tasks of the agents that train, and of those held out, stacked along a leading axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from perfedrl.contracts import delegated
-from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task, check_task
+from perfedrl.envs.base import BaseTask, DataTask, EpisodeFailures, PlayedTask, Task, check_task
+from perfedrl.envs.new_agents import NewAgents, Settings, from_leaves
 from perfedrl.envs.tabular import TabularMDP, widen
 from perfedrl.errors import UserError
 
@@ -21,6 +22,9 @@ class Roster(PlayedTask, Sequence[Any]):
 
     def __init__(self, tasks: Sequence[Any]):
         self._tasks = tuple(tasks)
+
+    def __repr__(self) -> str:
+        return f"Roster({', '.join(str(task.settings) for task in self._tasks[:3])}{', ...' if len(self) > 3 else ''})"
 
     def __getitem__(self, i: Any) -> Any:
         return Roster(self._tasks[i]) if isinstance(i, slice) else self._tasks[i]
@@ -39,6 +43,7 @@ class Roster(PlayedTask, Sequence[Any]):
     actions = delegated("_first")
     action_size = delegated("_first")
     observation_size = delegated("_first")
+    environment_spaces = delegated("_first")
 
     # What is measured and shown.
     outcomes = delegated("_first")
@@ -50,7 +55,6 @@ class Roster(PlayedTask, Sequence[Any]):
     goal = delegated("_first")
     radius = delegated("_first")
     box = delegated("_first")
-    with_goal = delegated("_first")
 
     # Constants of the theory.
     reward_bound = delegated("_first")
@@ -59,6 +63,16 @@ class Roster(PlayedTask, Sequence[Any]):
     # Episodes, which are played in Python.
     sampler = delegated("_first")
     outline = delegated("_first")
+
+    @property
+    def failures(self) -> EpisodeFailures:
+        """The failures of all tasks so far."""
+        each = [task.failures for task in self._tasks]
+        return EpisodeFailures(sum(x.episodes for x in each), sum(x.restarts for x in each))
+
+    def check(self) -> list[str]:
+        """Check the environments of all tasks; return their warnings, each once."""
+        return list(dict.fromkeys(warning for task in self._tasks for warning in task.check()))
 
     def close(self) -> None:
         """Close the open environments of all tasks."""
@@ -71,11 +85,18 @@ class Fleet(eqx.Module):
 
     train: Any
     held_out: Any = None
+    family: NewAgents | None = eqx.field(static=True, default=None)
+    """How new agents are made, where that does not follow from the tasks."""
 
     @property
     def traceable(self) -> bool:
         """Whether JAX can trace the tasks; `PlayedTask`s are played in Python."""
         return not isinstance(self.train, Roster)
+
+    def check(self) -> list[str]:
+        """Raise a `UserError` if an environment that is played in Python breaks its contract; return warnings."""
+        parts = [part for part in (self.train, self.held_out) if isinstance(part, Roster)]
+        return list(dict.fromkeys(warning for part in parts for warning in part.check()))
 
     def close(self) -> None:
         """Close the environments that played tasks keep open between rounds; they open again on demand."""
@@ -101,24 +122,50 @@ class Fleet(eqx.Module):
             raise UserError(f"there is no {kind} agent {i}: the fleet has {count}, numbered from 0")
         return jax.tree.map(lambda x: x[i], part)
 
+    def agent(self, i: int) -> Any:
+        """The task of an agent by its number: training agents come first, then held-out ones."""
+        return self.task(i) if i < self.agents else self.task(i - self.agents, held_out=True)
 
-def fleet(train: Sequence[BaseTask], held_out: Sequence[BaseTask] = ()) -> Fleet:
-    """Make a fleet of single tasks. All must have the same class, shapes, horizon and discount."""
+    @property
+    def new_agents(self) -> NewAgents | None:
+        """How agents that the fleet does not have are made; None where nothing of an agent can be set."""
+        if self.family is not None:
+            return self.family
+        return from_leaves([part for part in (self.train, self.held_out) if part is not None])
+
+
+def family_fleet(
+    make: Callable[[Any, Settings], Any], train: Sequence[Settings], held_out: Sequence[Settings], **more: Any
+) -> Fleet:
+    """Make a fleet from the settings of its agents, by the function that also makes new agents."""
+
+    def tasks(part: Sequence[Settings]) -> list[Any]:
+        return [make(None, settings) for settings in part]
+
+    return fleet(tasks(train), tasks(held_out), NewAgents(make, [*train, *held_out], **more))
+
+
+def fleet(train: Sequence[BaseTask], held_out: Sequence[BaseTask] = (), family: NewAgents | None = None) -> Fleet:
+    """Make a fleet of single tasks. All must have the same class, shapes, horizon and discount.
+
+    `family` says how new agents are made, where that does not follow from the tasks.
+    """
     if not train:
         raise UserError("a fleet needs at least one training agent")
     tasks: list[Any] = [*train, *held_out]
     for i, task in enumerate(tasks):
         check_task(task, f"agent {i}")
     if any(isinstance(task, PlayedTask) for task in tasks):
-        return roster(train, held_out)
+        return roster(train, held_out, family)
     stacked, n = stack(tasks), len(train)
     return Fleet(
         train=jax.tree.map(lambda x: x[:n], stacked),
         held_out=jax.tree.map(lambda x: x[n:], stacked) if held_out else None,
+        family=family,
     )
 
 
-def roster(train: Sequence[Any], held_out: Sequence[Any]) -> Fleet:
+def roster(train: Sequence[Any], held_out: Sequence[Any], family: NewAgents | None = None) -> Fleet:
     """Make a fleet of played tasks."""
     first, tasks = train[0], (*train, *held_out)
     for i, task in enumerate(tasks):
@@ -130,7 +177,7 @@ def roster(train: Sequence[Any], held_out: Sequence[Any]) -> Fleet:
         for (what, one), other in zip(sizes(first).items(), sizes(task).values(), strict=True):
             if one != other:
                 raise UserError(f"agents of one fleet must be alike: agent 0 has {what} {one}, agent {i} has {other}")
-    return Fleet(Roster(train), Roster(held_out) if held_out else None)
+    return Fleet(Roster(train), Roster(held_out) if held_out else None, family)
 
 
 def sizes(task: PlayedTask) -> dict[str, Any]:

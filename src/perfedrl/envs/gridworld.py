@@ -1,11 +1,14 @@
 """The tabular family of the paper: one grid, one goal cell per agent (Appendix C.1)."""
 
+import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.tabular import TabularMDP
+from perfedrl.envs.fleet import Fleet, family_fleet
+from perfedrl.envs.new_agents import Settings
+from perfedrl.envs.tabular import TabularMDP, check_table
 from perfedrl.errors import UserError
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
@@ -28,15 +31,24 @@ def gridworld(
     """
     if width < 2:
         raise UserError(f"a gridworld needs width >= 2; it is {width}")
+    check_table(width**2, len(MOVES), f"width ({width})")
     goals = default_goals(width) if goals is None else goals
-    for cell in (*goals, *held_out):
-        if not all(0 <= x < width for x in cell):
-            raise UserError(f"goal {list(cell)} lies outside the {width} x {width} grid (cells are numbered from 0)")
 
-    def make(goal):
-        return _mdp(width, goal, horizon, discount)
+    def make(_: Any, settings: Settings) -> TabularMDP:
+        return _mdp(width, checked_cell(settings["goal"], width), horizon, discount)
 
-    return fleet([make(goal) for goal in goals], [make(goal) for goal in held_out])
+    hints = {"goal": f"row,column, each from 0 to {width - 1}"}
+    return family_fleet(make, [{"goal": x} for x in goals], [{"goal": x} for x in held_out], hints=hints)
+
+
+def checked_cell(cell: Any, width: int) -> Cell:
+    """Return a cell of the grid as two whole numbers."""
+    if np.shape(cell) != (2,) or not all(isinstance(x, numbers.Real) and float(x).is_integer() for x in cell):
+        raise UserError(f"a goal is two whole numbers, row and column; got {cell!r}")
+    row, column = (int(x) for x in cell)
+    if not 0 <= min(row, column) <= max(row, column) < width:
+        raise UserError(f"goal {list(cell)} lies outside the {width} x {width} grid (cells are numbered from 0)")
+    return row, column
 
 
 def default_goals(width: int) -> tuple[Cell, ...]:

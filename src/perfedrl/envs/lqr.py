@@ -1,5 +1,6 @@
 """Linear systems with quadratic costs, and the literature's fleet of them (FedLQR, MAML-LQR): docs/lqr.md."""
 
+import numbers
 from typing import Any
 
 import equinox as eqx
@@ -9,8 +10,9 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.envs.base import Task, check_episode
-from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.fleet import Fleet, family_fleet
 from perfedrl.envs.inverse_transform import standard_normal
+from perfedrl.envs.new_agents import Settings
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
@@ -111,13 +113,15 @@ def lqr(
             raise UserError(f"lqr: {name} must be a finite number >= 0; it is {value}")
     split = vary_agents(vary, agents, held_out, seed, known=RANGES, ranges=RANGES)
 
-    def system(values: dict[str, Any]) -> LinearQuadratic:
-        u, both = values.get("perturbation", 0.0), epsilon if input_epsilon is None else input_epsilon
+    def system(_: Any, settings: Settings) -> LinearQuadratic:
+        u, both = settings.get("perturbation", 0.0), epsilon if input_epsilon is None else input_epsilon
+        if not isinstance(u, numbers.Real):
+            raise UserError(f"the perturbation must be a number; it is {u!r}")
         A = np.asarray(NOMINAL_A) + epsilon * u * np.diag(SPREAD_A)
         B = np.eye(3) + both * u * np.diag(SPREAD_B)
         return LinearQuadratic(A, B, STATE_COST * np.eye(3), INPUT_COST * np.eye(3), horizon, discount, process_noise)
 
-    return fleet([system(values) for values in split.train], [system(values) for values in split.held_out])
+    return family_fleet(system, split.train, split.held_out)
 
 
 def check(A: np.ndarray, B: np.ndarray, Q: np.ndarray, R: np.ndarray) -> None:  # noqa: N803

@@ -71,10 +71,6 @@ class Navigation(Task):
         """
         return reach(distance(episode.obs, self.goal), episode, self.radius)
 
-    def with_goal(self, goal: Sequence[float]) -> "Navigation":
-        """Return the same task with another goal."""
-        return with_goal(self, goal, self.box)
-
 
 class PointNavigation(Task):
     """A point that starts at the origin; actions are velocities, clipped to +-max_speed per axis.
@@ -115,10 +111,6 @@ class PointNavigation(Task):
         """Whether an episode comes within `radius` of the goal, its final distance, and its undiscounted return."""
         score = jnp.sum(episode.reward * episode.mask)
         return {**reach(-episode.reward, episode, self.radius), "score": score}
-
-    def with_goal(self, goal: Sequence[float]) -> "PointNavigation":
-        """Return the same task with another goal."""
-        return with_goal(self, goal, self.box)
 
 
 def distance(position: Float[Array, "*m 2"], goal: Float[Array, " 2"]) -> Float[Array, "*m"]:
@@ -232,15 +224,6 @@ def angles(
 def on_circle(at: np.ndarray, radius: float) -> list[Point]:
     """Return the points of a circle around the origin at the given angles."""
     return [(float(radius * np.cos(a)), float(radius * np.sin(a))) for a in at]
-
-
-def with_goal(task: Any, goal: Sequence[float], box: float) -> Any:
-    """Return a task with another goal, which must lie in the box."""
-    point = np.asarray(goal, dtype=float)
-    if point.shape != (2,):
-        raise UserError(f"a goal is two numbers X,Y; got {point.size}")
-    check_goal(point, box)
-    return eqx.tree_at(lambda t: t.goal, task, point)
 
 
 def check_goal(goal: Any, box: float) -> None:

@@ -1,9 +1,12 @@
 """Random MDPs with a chosen level of heterogeneity, as in the federated-RL literature."""
 
+from typing import Any
+
 import numpy as np
 
 from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.tabular import TabularMDP
+from perfedrl.envs.new_agents import Settings, drawn_agents, new_agent_seed
+from perfedrl.envs.tabular import TabularMDP, check_table
 from perfedrl.errors import UserError
 
 
@@ -25,6 +28,7 @@ def random_mdps(
     """
     if min(agents, states, actions) < 1 or min(held_out, seed) < 0:
         raise UserError("random-mdps needs agents, states and actions >= 1, held_out >= 0 and seed >= 0")
+    check_table(states, actions, f"states ({states}) or actions ({actions})")
     rng = np.random.default_rng(seed)
 
     def kernel():
@@ -44,7 +48,15 @@ def random_mdps(
         )
         for _ in range(agents + held_out)
     ]
-    return fleet(mdps[:agents], mdps[agents:])
+
+    def make(_: Any, settings: Settings) -> TabularMDP:
+        own = np.random.default_rng([seed, new_agent_seed(settings)])
+        P = mix(P0, own.dirichlet(np.ones(states), size=(states, actions)), settings["heterogeneity"])
+        r = mix(r0, own.uniform(size=(states, actions)), settings["reward_heterogeneity"])
+        return TabularMDP(P, r, np.full(states, 1 / states), horizon, discount)
+
+    of_all = {"heterogeneity": heterogeneity, "reward_heterogeneity": reward_heterogeneity}
+    return fleet(mdps[:agents], mdps[agents:], drawn_agents(make, [of_all] * len(mdps)))
 
 
 def mix(common: np.ndarray, own: np.ndarray, heterogeneity: float) -> np.ndarray:

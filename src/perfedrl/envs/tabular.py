@@ -9,10 +9,15 @@ from jaxtyping import Float, Int
 from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
+from perfedrl.memory import Need, TooLargeError, check_host_memory
 from perfedrl.types import Array, Noise
 
 TOLERANCE = 1e-6
 """Largest accepted distance of a distribution's sum from 1; float32 input passes, a forgotten entry does not."""
+
+
+TABLE_BYTES = 4 * 8
+"""Memory per entry of P while an MDP is made: P itself, its normalization and the order of its successors."""
 
 
 class TabularMDP(Task):
@@ -115,6 +120,14 @@ def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noq
     if abs(mu.sum() - 1) > TOLERANCE:
         raise UserError(f"{who}mu sums to {mu.sum():.9g} instead of 1")
     check_episode(horizon, discount, who)
+
+
+def check_table(states: int, actions: int, settings: str) -> None:
+    """Reject an MDP whose transition table does not fit into memory, before it is made; `settings` make it smaller."""
+    try:
+        check_host_memory(Need(TABLE_BYTES * states * actions * states, (states, actions, states)))
+    except TooLargeError as error:
+        raise UserError(f"{error}; lower {settings}") from error
 
 
 def _normalized(p: np.ndarray) -> np.ndarray:

@@ -1,12 +1,15 @@
 """Cliff walking in wind, the second tabular family of the federated-RL literature: agents differ in the wind."""
 
+import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.fleet import Fleet, fleet
+from perfedrl.envs.fleet import Fleet, family_fleet
 from perfedrl.envs.gridworld import MOVES, grid_moves
-from perfedrl.envs.tabular import TabularMDP
+from perfedrl.envs.new_agents import Settings
+from perfedrl.envs.tabular import TabularMDP, check_table
 from perfedrl.errors import UserError
 
 DOWN = MOVES.index((1, 0))
@@ -27,14 +30,16 @@ def windy_cliff(
     """
     if width < 3:
         raise UserError(f"a windy cliff needs width >= 3; it is {width}")
-    for wind in (*winds, *held_out):
-        if not 0 <= wind <= 1:
+    check_table(width**2, len(MOVES), f"width ({width})")
+
+    def make(_: Any, settings: Settings) -> TabularMDP:
+        wind = settings["wind"]
+        if not isinstance(wind, numbers.Real) or not 0 <= float(wind) <= 1:
             raise UserError(f"a wind must lie in [0, 1]; it is {wind}")
+        return _mdp(width, float(wind), horizon, discount)
 
-    def make(wind):
-        return _mdp(width, wind, horizon, discount)
-
-    return fleet([make(wind) for wind in winds], [make(wind) for wind in held_out])
+    hints = {"wind": "the probability to be blown down, from 0 to 1"}
+    return family_fleet(make, [{"wind": x} for x in winds], [{"wind": x} for x in held_out], hints=hints)
 
 
 def _mdp(width: int, wind: float, horizon: int, discount: float) -> TabularMDP:

@@ -1,170 +1,218 @@
-"""Batches of episodes from a vector of open environments, each of which plays one episode after the other."""
+"""Batches of episodes from a row of open environments, each of which plays one episode after the other.
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+Every episode has its own seed and uniforms, so it does not matter which environment plays it. An episode that fails is
+dropped and drawn again, with a seed and uniforms that change no other episode's.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray, Shaped
+from jaxtyping import PRNGKeyArray
 
-from perfedrl.envs.gym.recipe import Recipe, gymnasium
-from perfedrl.envs.gym.spaces import flattened, to_actions
-from perfedrl.errors import EnvironmentFailureError, UserError
+from perfedrl.envs.base import EpisodeFailures
+from perfedrl.errors import DivergenceError, EnvironmentFailureError, UserError
+from perfedrl.gym_environment.open_environment import LocalEnvironment, OpenEnvironment, RemoteEnvironment, Reply
+from perfedrl.gym_environment.recipe import Recipe
 from perfedrl.types import Trajectory
 
-IDLE = "perfedrl.idle"
-"""An option of `reset`: the slot has no more episodes to play in this batch."""
-
-WORKERS = ".*(Received the following error|Traceback|Raising the last exception)"
-"""Messages that Gymnasium prints when a process fails; the error raised here has the same content."""
+log = logging.getLogger("perfedrl")
 
 Act = Callable[[Any, Any], Any]
 """Observations and uniforms of all slots -> actions."""
 
+Convert = Callable[[np.ndarray], np.ndarray]
+"""A batch of a policy's actions -> actions of the environment."""
 
-class EpisodeError(RuntimeError):
-    """An environment's exception, with the step and the seed of its episode; it can be sent between processes."""
+SCRIPT = '; a script that uses processes must do its work under `if __name__ == "__main__":`'
 
 
-def watched(recipe: Recipe) -> Any:
-    """Make an environment whose errors name the failed episode, and which does nothing while idle."""
-    gym = gymnasium()
+class Draws:
+    """The seeds and uniforms of a batch of episodes."""
 
-    class Watched(gym.Wrapper):
-        def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-            self._idle = bool(options and options.get(IDLE))
-            if self._idle:
-                self._last = np.zeros(self.observation_space.shape, self.observation_space.dtype)
-                return self._last, {}
-            self._seed, self._steps = seed, 0
-            with self._named():
-                return self.env.reset(seed=seed)[0], {}
+    def __init__(self, key: PRNGKeyArray, m: int, longest: int, noise: int):
+        self._entropy = np.asarray(jax.random.key_data(key))
+        rng = np.random.default_rng(self._entropy)
+        self.seeds, self.u = rng.integers(2**31, size=m), rng.random((m, longest, noise), np.float32)
+        self.failed = np.zeros(m, int)
 
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-            if self._idle:
-                return self._last, 0.0, False, False, {}
-            try:
-                obs, reward, terminated, truncated, _ = self.env.step(action)
-            except Exception as error:
-                with self._named():
-                    raise error
-            self._steps += 1
-            return obs, reward, terminated, truncated, {}
-
-        @contextmanager
-        def _named(self) -> Iterator[None]:
-            try:
-                yield
-            except Exception as error:
-                said = f"raised {type(error).__name__}: {error}"
-                raise EpisodeError(f"{said} (step {self._steps} of the episode with seed {self._seed})") from error
-
-    return Watched(flattened(recipe()))
+    def again(self, episode: int) -> None:
+        """Draw one episode again; the others keep their seeds and uniforms."""
+        self.failed[episode] += 1
+        number = episode, int(self.failed[episode])
+        rng = np.random.default_rng(np.random.SeedSequence(self._entropy.tolist(), spawn_key=number))
+        self.seeds[episode] = rng.integers(2**31)
+        self.u[episode] = rng.random(self.u.shape[1:], np.float32)
 
 
 class Slots:
     """An agent's `count` open environments, in this process or each in a process of its own.
 
-    Every episode has its own seed and uniforms, so it does not matter which slot plays it. A slot whose episode ended
-    takes the next one of the batch. All episodes are played to their end, so that long episodes count as much as short
-    ones.
+    All episodes of a batch are played to their end, so that long episodes count as much as short ones. An episode that
+    fails is drawn again, at most `retries` times.
     """
 
-    def __init__(self, recipe: Recipe, name: str, count: int, processes: bool):
-        self._recipe, self._name, self._count, self._processes = recipe, name, count, processes
-        self._vector: Any = None
+    def __init__(
+        self,
+        recipe: Recipe,
+        name: str,
+        count: int,
+        observation_size: int,
+        convert: Convert,
+        retries: int,
+        timeout: float | None = None,
+    ):
+        self._recipe, self.name, self._count, self._retries, self._timeout = recipe, name, count, retries, timeout
+        self.observation_size, self.convert = observation_size, convert
+        self._environments: list[OpenEnvironment] = []
+        self.failures = EpisodeFailures()
 
     def play(self, act: Act, noise: int, key: PRNGKeyArray, m: int, longest: int) -> Trajectory:
         """Play m episodes of at most `longest` decisions."""
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
-        seeds, u = rng.integers(2**31, size=m), rng.random((m, longest, noise), np.float32)
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", WORKERS)
-                return self._play(act, seeds, u)
-        except EpisodeError as error:
-            self.close(broken=True)
-            raise EnvironmentFailureError(f"{self._name}: the environment {error}") from error
+            return Batch(self, act, Draws(key, m, longest, noise)).play()
         except BaseException:
             self.close(broken=True)
             raise
 
-    def _play(self, act: Act, seeds: Shaped[np.ndarray, " m"], u: Float[np.ndarray, "m T k"]) -> Trajectory:
-        vector, (m, T, _) = self._open(), u.shape
-        convert = to_actions(vector.single_action_space)
-        waiting, lines = min(self._count, m), []
-        episode = np.where(np.arange(self._count) < m, np.arange(self._count), -1)
-        t = np.zeros(self._count, int)
-        obs = self._begin(episode, np.ones(self._count, bool), seeds)
-        while (busy := episode >= 0).any():
-            obs = np.asarray(obs, np.float32)
-            action = np.asarray(act(obs, u[episode, t]))
-            after, reward, terminated, truncated, _ = vector.step(convert(action))
-            lines.append((obs, action, reward, episode.copy(), t.copy()))
-            obs, t = after, t + busy
-            over = busy & (terminated | truncated | (t == T))
-            if over.any():
-                ended = np.flatnonzero(over)
-                following = np.arange(waiting, waiting + len(ended))
-                episode[ended], t[ended] = np.where(following < m, following, -1), 0
-                waiting += len(ended)
-                obs = self._begin(episode, over, seeds)
-        return self._whole(lines, seeds, (m, T))
-
-    def _begin(self, episode: np.ndarray, fresh: np.ndarray, seeds: np.ndarray) -> Any:
-        """Reset the `fresh` slots for their next episodes; return the observations of all slots."""
-        obs, own = None, [int(seeds[e]) if e >= 0 else None for e in episode]
-        for mask, options in ((fresh & (episode >= 0), {}), (fresh & (episode < 0), {IDLE: True})):
-            if mask.any():
-                obs, _ = self._vector.reset(seed=own, options={"reset_mask": mask, **options})
-        return obs
-
-    def _whole(self, lines: list[tuple], seeds: np.ndarray, shape: tuple[int, int]) -> Trajectory:
-        """Sort the steps of all slots into episodes of one length."""
-        *seen, episode, t = (np.stack(x) for x in zip(*lines, strict=True))
-        played = episode >= 0
-        at = episode[played], t[played]
-
-        def placed(x: np.ndarray, dtype: Any) -> np.ndarray:
-            whole = np.zeros((*shape, *x.shape[2:]), dtype)
-            whole[at] = x[played]
-            return whole
-
-        obs, action, reward = seen
-        mask = placed(np.ones(reward.shape), np.float32)
-        batch = Trajectory(placed(obs, np.float32), placed(action, action.dtype), placed(reward, np.float32), mask)
-        for what, x in (("observation", batch.obs), ("reward", batch.reward)):
-            if not np.isfinite(x).all():
-                i, step = np.argwhere(~np.isfinite(x.reshape(*shape, -1)).all(axis=-1))[0]
-                raise EnvironmentFailureError(
-                    f"{self._name}: the environment returned a {what} that is not finite "
-                    f"(step {step} of the episode with seed {seeds[i]})"
-                )
-        return batch
-
-    def _open(self) -> Any:
-        if self._vector is None:
-            vector = gymnasium().vector
-            make = [partial(watched, self._recipe)] * self._count
-            mode = vector.AutoresetMode.DISABLED
+    def open(self) -> list[OpenEnvironment]:
+        """Return the open environments; make them first where they are closed."""
+        if not self._environments:
             try:
-                if self._processes:
-                    # Spawned, since a forked process may hang where JAX runs threads.
-                    self._vector = vector.AsyncVectorEnv(make, autoreset_mode=mode, context="spawn")
-                else:
-                    self._vector = vector.SyncVectorEnv(make, autoreset_mode=mode)
+                self._environments = self._in_processes() if self.in_processes else self._in_this_process()
             except (RuntimeError, OSError, EOFError) as error:
-                script = '; a script that uses processes must do its work under `if __name__ == "__main__":`'
-                reason = str(error).strip().partition("\n")[0] + (script if self._processes else "")
-                raise UserError(f"{self._name}: its environments cannot be opened: {reason}") from error
-            self._vector.reset(options={IDLE: True})
-        return self._vector
+                reason = str(error).strip().partition("\n")[0] + (SCRIPT if self.in_processes else "")
+                raise UserError(f"{self.name}: its environments cannot be opened: {reason}") from error
+        return self._environments
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether every environment has a process of its own; then it also has a time limit."""
+        return self._timeout is not None
+
+    def _in_this_process(self) -> list[OpenEnvironment]:
+        return [LocalEnvironment(self._recipe) for _ in range(self._count)]
+
+    def _in_processes(self) -> list[OpenEnvironment]:
+        assert self._timeout is not None
+        started = [RemoteEnvironment(self._recipe, self._timeout) for _ in range(self._count)]
+        for failed in [said for said in [env.opened() for env in started] if said.failure is not None]:
+            for env in started:
+                env.close(broken=True)
+            raise RuntimeError(f"the environment {failed.failure}" if failed.lost else failed.failure)
+        return list(started)
+
+    def count_failure(self, failure: str, lost: bool, times: int) -> None:
+        """Count a failed episode; raise if it failed more often than it may be drawn again."""
+        if self.failures.episodes == 0:
+            more = "" if self._retries == 0 else "; the episode is drawn again, and further failures are counted"
+            log.warning("%s: the environment %s%s", self.name, failure, more)
+        episodes, restarts = self.failures
+        self.failures = EpisodeFailures(episodes + 1, restarts + lost)
+        if times > self._retries:
+            often = ":" if times == 1 else f" {times} times in a row, the last time because"
+            raise EnvironmentFailureError(f"{self.name}: an episode failed{often} the environment {failure}")
 
     def close(self, broken: bool = False) -> None:
-        """Close the environments; the next batch opens them again. Broken processes are terminated."""
-        vector, self._vector = self._vector, None
-        if vector is not None:
-            vector.close(**({"terminate": True} if broken and self._processes else {}))
+        """Close the environments; the next batch opens them again. Broken processes are killed."""
+        open_, self._environments = self._environments, []
+        for env in open_:
+            env.close(broken)
+
+
+class Batch:
+    """A batch of episodes while it is played: which slot plays which episode, and the steps so far."""
+
+    def __init__(self, slots: Slots, act: Act, draws: Draws):
+        self.slots, self.act, self.draws, self.environments = slots, act, draws, slots.open()
+        count = len(self.environments)
+        self.waiting = deque(range(len(draws.seeds)))
+        self.episode = np.full(count, -1)
+        """The episode that each slot plays; -1 where none is left."""
+        self.t = np.zeros(count, int)
+        self.obs = np.zeros((count, slots.observation_size), np.float32)
+        self.lines: list[tuple] = []
+
+    def play(self) -> Trajectory:
+        """Play all episodes to their end."""
+        self._begin(np.arange(len(self.environments)))
+        m, T, _ = self.draws.u.shape
+        while (busy := np.flatnonzero(self.episode >= 0)).size:
+            action = np.asarray(self.act(self.obs, self.draws.u[self.episode, self.t]))
+            if action.dtype.kind == "f" and not np.isfinite(action[busy]).all():
+                raise DivergenceError(f"{self.slots.name}: the policy's actions are not finite; lower alpha or beta")
+            environments = [self.environments[slot] for slot in busy.tolist()]
+            converted = self.slots.convert(action)[busy]
+            for env, own in zip(environments, converted, strict=True):
+                env.ask(own)
+            answers = [env.answer() for env in environments]
+            episode, t = self.episode[busy], self.t[busy]
+            reward = rewards(answers)
+            self.lines.append((self.obs[busy], action[busy], episode, t, self.draws.failed[episode], reward))
+            self.t[busy] = t + 1
+            over = np.array([answer.over for answer in answers]) | (t == T - 1)
+            failed = self._take_in(busy, answers, reward, over)
+            if (ended := busy[over | failed]).size:
+                self.episode[ended], self.t[ended] = -1, 0
+                self._begin(ended)
+        return self._whole(m, T)
+
+    def _begin(self, free: np.ndarray) -> None:
+        """Begin waiting episodes in free slots, until each has one or none waits."""
+        while free.size and self.waiting:
+            free = free[: len(self.waiting)]
+            for slot in free:
+                self.episode[slot] = self.waiting.popleft()
+                self.environments[slot].ask(None, int(self.draws.seeds[self.episode[slot]]))
+            answers = [self.environments[slot].answer() for slot in free]
+            reward = rewards(answers)
+            free = free[self._take_in(free, answers, reward, np.zeros(len(free), bool))]
+            self.episode[free] = -1
+
+    def _take_in(self, slots: np.ndarray, answers: Sequence[Reply], reward: np.ndarray, over: np.ndarray) -> np.ndarray:
+        """Keep the observations of the slots for their next decisions; return in which slots the episode failed."""
+        failed = ~np.isfinite(reward)
+        going_on = np.flatnonzero(~(over | failed))
+        if going_on.size:
+            obs = np.array([answers[i].obs for i in going_on.tolist()], np.float32)
+            self.obs[slots[going_on]] = obs
+            failed[going_on] = ~np.isfinite(obs).all(axis=1)
+        for i in np.flatnonzero(failed).tolist():
+            self._fail(int(slots[i]), answers[i])
+        return failed
+
+    def _fail(self, slot: int, answer: Reply) -> None:
+        """Drop the episode of a slot, and draw it again."""
+        episode, t = int(self.episode[slot]), self.t[slot]
+        failure = answer.failure
+        if failure is None:
+            what, step = ("an observation", t) if np.isfinite(rewards([answer])).all() else ("a reward", t - 1)
+            where = f"(step {step} of the episode with seed {self.draws.seeds[episode]})"
+            failure = f"returned {what} that is not finite in single precision {where}"
+            self.environments[slot].discard()
+        self.draws.again(episode)
+        self.slots.count_failure(failure, answer.lost, int(self.draws.failed[episode]))
+        self.waiting.appendleft(episode)
+
+    def _whole(self, m: int, longest: int) -> Trajectory:
+        """Sort the steps of all slots into episodes of one length, without those of dropped episodes."""
+        obs, action, episode, t, attempt, reward = (np.concatenate(x) for x in zip(*self.lines, strict=True))
+        kept = attempt == self.draws.failed[episode]
+        at = episode[kept], t[kept]
+
+        def placed(x: np.ndarray, dtype: Any) -> np.ndarray:
+            whole = np.zeros((m, longest, *x.shape[1:]), dtype)
+            whole[at] = x[kept]
+            return whole
+
+        mask = placed(np.ones(reward.shape), np.float32)
+        return Trajectory(placed(obs, np.float32), placed(action, action.dtype), placed(reward, np.float32), mask)
+
+
+def rewards(answers: Sequence[Reply]) -> np.ndarray:
+    """The rewards of some answers in single precision; those that are too large for it are infinite."""
+    with np.errstate(over="ignore"):
+        return np.array([answer.reward for answer in answers], np.float32)

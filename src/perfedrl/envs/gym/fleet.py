@@ -1,7 +1,7 @@
 """Fleets of Gymnasium environments: one kind with different physics, or one factory per agent."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -11,17 +11,23 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from perfedrl.contracts import delegated
-from perfedrl.envs.base import PlayedTask, check_episode
+from perfedrl.envs.base import EpisodeFailures, PlayedTask, check_episode, made_up_episodes
 from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.gym.episodes import Act, Slots
-from perfedrl.envs.gym.recipe import Recipe, imported
+from perfedrl.envs.gym.check import contract_mistake, unbounded
+from perfedrl.envs.gym.episodes import Act, Convert, Slots
 from perfedrl.envs.gym.rendering import rendered
-from perfedrl.envs.gym.spaces import Spaces, sizes
+from perfedrl.envs.gym.space_tables import action_table, observation_table
+from perfedrl.envs.gym.spaces import SpaceSizes, bounded, sizes
+from perfedrl.envs.new_agents import NewAgents, Settings
 from perfedrl.envs.variation import Vary, vary_agents
-from perfedrl.errors import UserError
+from perfedrl.errors import UserError, in_one_line
+from perfedrl.gym_environment.recipe import Recipe, own_factory
+from perfedrl.saved_policies import spaces as tables
 from perfedrl.types import Array, Params, Trajectory
 
-MOST_SLOTS, MOST_AGENTS = 1024, 10_000
+MOST_SLOTS, MOST_AGENTS, MOST_RETRIES = 1024, 10_000, 1000
+RETRIES, TIMEOUT = 10, 60.0
+DEFAULT_AGENTS = 8
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,14 @@ class GymTask(PlayedTask):
 
     name: str
     recipe: Recipe
-    spaces: Spaces
+    spaces: SpaceSizes
     horizon: int
     discount: float
     parallel: int = 16
-    processes: bool = False
+    timeout: float | None = None
+    """The seconds that a step may take where every environment has a process of its own; None in this process."""
+    retries: int = RETRIES
+    scale_actions: bool = True
     more_outcomes: Callable[[Trajectory], dict[str, Array]] | None = field(default=None, repr=False)
 
     actions = delegated("spaces")
@@ -43,7 +52,18 @@ class GymTask(PlayedTask):
 
     @cached_property
     def _slots(self) -> Slots:
-        return Slots(self.recipe, self.name, self.parallel, self.processes)
+        size = self.spaces.observation_size
+        return Slots(self.recipe, self.name, self.parallel, size, self.to_actions, self.retries, self.timeout)
+
+    @cached_property
+    def to_actions(self) -> Convert:
+        """The map from a batch of a policy's actions to actions of the environment."""
+        return action_table(self.spaces.action_space, self.scale_actions).to_environment()
+
+    @property
+    def failures(self) -> EpisodeFailures:
+        """The failed episodes and restarted processes so far."""
+        return self._slots.failures
 
     def sampler(self, policy: Any) -> "GymSampler":
         """Return a sampler of this agent's episodes under a policy."""
@@ -51,12 +71,14 @@ class GymTask(PlayedTask):
 
     def outline(self, m: int) -> Trajectory:
         """Return m made-up episodes of the right shapes and types."""
-        mT, actions = (m, self.horizon + 1), self.spaces.actions
-        if self.spaces.action_size is not None:
-            action = jnp.zeros((*mT, self.spaces.action_size))
-        else:
-            action = jnp.zeros(mT if isinstance(actions, int) else (*mT, len(actions or ())), jnp.int32)
-        return Trajectory(jnp.zeros((*mT, self.observation_size)), action, jnp.zeros(mT), jnp.ones(mT))
+        return made_up_episodes(m, self.horizon, self.observation_size, self.actions, self.action_size)
+
+    @property
+    def environment_spaces(self) -> tables.Spaces:
+        """The environment's own spaces; an environment is made and closed to look at them."""
+        with self.recipe.opened() as env:
+            actions = action_table(env.action_space, self.scale_actions)
+            return tables.Spaces(observations=observation_table(env.observation_space), actions=actions)
 
     def outcomes(self, episode: Trajectory) -> dict[str, Array]:
         """The undiscounted return, as "score", and the outcomes of the user's function."""
@@ -69,7 +91,21 @@ class GymTask(PlayedTask):
 
     def frames(self, policy: Any, params: Params) -> list[np.ndarray]:
         """Play one episode and return the rendered frames."""
-        return rendered(self.recipe, self.name, decide(policy, params), self.horizon + 1, policy.noise)
+        return rendered(self.recipe, self.name, decide(policy, params), self.to_actions, self.horizon + 1, policy.noise)
+
+    def check(self) -> list[str]:
+        """Play a few steps and reject an environment that breaks Gymnasium's rules; warn of actions without bounds.
+
+        An environment that has a process of its own may crash, and is not played here: its first episodes are checked.
+        """
+        mistake = contract_mistake(self.recipe) if self.timeout is None else None
+        if mistake is not None:
+            raise UserError(f"{self.name}: {mistake}; `perfedrl check` says more of an environment")
+        return [f"{self.recipe.name}: {unbounded(self.spaces.action_space)}"] if self._unbounded else []
+
+    @property
+    def _unbounded(self) -> bool:
+        return self.spaces.action_size is not None and not bounded(self.spaces.action_space).all()
 
     def close(self) -> None:
         """Close the open environments."""
@@ -124,6 +160,9 @@ def gymnasium_fleet(
     processes: bool = False,
     options: Mapping[str, Any] | None = None,
     outcomes: Any = None,
+    scale_actions: bool = True,
+    retries: int = RETRIES,
+    timeout: float | None = None,
 ) -> Fleet:
     """Agents in Gymnasium environments: an id, a factory ("module:function" in a config), or a list of factories.
 
@@ -132,12 +171,15 @@ def gymnasium_fleet(
     episode ends when the environment ends it, or after `horizon` + 1 decisions. `parallel` episodes are played side by
     side, with `processes` each in a process of its own. `options` are passed to every constructor. `outcomes` is a
     function of an episode that returns measurements beside its score, such as {"success": ...}.
+
+    With `scale_actions` a policy acts in [-1, 1], which is mapped to every bounded component of the environment's box.
+    An episode that fails is dropped and drawn again, at most `retries` times. With `processes` a step that takes longer
+    than `timeout` seconds, 60 by default, fails its episode.
     """
-    if not 1 <= parallel <= MOST_SLOTS:
-        raise UserError(f"parallel must be from 1 to {MOST_SLOTS}; it is {parallel}")
+    check_limits(parallel, processes, retries, timeout)
+    check_count((agents or 0) + held_out)
     recipes, held_out = recipes_of(id, vary, agents, held_out, seed, options or {})
-    if len(recipes) > MOST_AGENTS:
-        raise UserError(f"a fleet of Gymnasium environments has at most {MOST_AGENTS} agents; this has {len(recipes)}")
+    check_count(len(recipes))
     longest = recipes[0].longest
     if horizon is None and longest is None:
         raise UserError(
@@ -145,14 +187,73 @@ def gymnasium_fleet(
         )
     decisions_less_one = (longest or 0) - 1 if horizon is None else horizon
     check_episode(decisions_less_one, discount)
-    more = imported(outcomes) if isinstance(outcomes, str) else outcomes
-    if outcomes is not None and not callable(more):
-        raise UserError(f"outcomes = {outcomes!r}: expected a function of an episode, as module:function in a config")
+    limit = (TIMEOUT if timeout is None else timeout) if processes else None
     tasks = [
-        GymTask(name_of(i, recipe), recipe, spaces, decisions_less_one, discount, parallel, processes, more)
+        GymTask(
+            name_of(i, recipe),
+            recipe,
+            spaces,
+            decisions_less_one,
+            discount,
+            parallel=parallel,
+            timeout=limit,
+            retries=retries,
+            scale_actions=scale_actions,
+            more_outcomes=outcomes_of(outcomes),
+        )
         for i, (recipe, spaces) in enumerate(zip(recipes, spaces_of(recipes), strict=True))
     ]
-    return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :])
+    check_outcomes(tasks[0], outcomes)
+    family = NewAgents(with_settings, [{**x.recipe.options, **x.recipe.values} for x in tasks], open=True)
+    return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :], family)
+
+
+def outcomes_of(given: Any) -> Callable[[Trajectory], Any] | None:
+    """Return the function of an episode that a user gives, or names by `module:function`."""
+    function = own_factory(given) if isinstance(given, str) else given
+    if given is not None and not callable(function):
+        raise UserError(f"outcomes = {given!r}: expected a function of an episode, as module:function in a config")
+    return function
+
+
+def check_outcomes(task: GymTask, name: Any) -> None:
+    """Reject a function of an episode that does not compute numbers with names, as JAX traces it."""
+    if task.more_outcomes is None:
+        return
+    episode = jax.tree.map(lambda x: x[0], task.outline(1))
+    try:
+        found = jax.eval_shape(task.more_outcomes, episode)
+    except Exception as error:
+        raise UserError(
+            f"outcomes = {name!r} fails: {in_one_line(error)}; it gets an episode with the arrays obs, action, reward "
+            "and mask, which JAX traces: compute with jax.numpy, and choose with jax.numpy.where instead of if"
+        ) from error
+    numbers = isinstance(found, dict) and all(isinstance(key, str) and x.shape == () for key, x in found.items())
+    if not numbers:
+        raise UserError(f"outcomes = {name!r} must return a dict of names and numbers, one number for each name")
+
+
+def with_settings(task: GymTask, settings: Settings) -> GymTask:
+    """Return an agent like another, with other options and values of its environment."""
+    options = {name: settings[name] for name in task.recipe.options}
+    values = {name: value for name, value in settings.items() if name not in options}
+    recipe = replace(task.recipe, options=options, values=values)
+    (spaces,) = spaces_of([recipe])
+    if spaces != task.spaces:
+        raise UserError(f"the new agent must be like the fleet's: these have {task.spaces}, it has {spaces}")
+    return replace(task, name=f"the new agent {recipe.described}", recipe=recipe, spaces=spaces)
+
+
+def check_limits(parallel: int, processes: bool, retries: int, timeout: float | None) -> None:
+    """Check the settings that say how episodes are played."""
+    if not 1 <= parallel <= MOST_SLOTS:
+        raise UserError(f"parallel must be from 1 to {MOST_SLOTS}; it is {parallel}")
+    if not 0 <= retries <= MOST_RETRIES:
+        raise UserError(f"retries must be from 0 to {MOST_RETRIES}; it is {retries}")
+    if timeout is not None and not timeout > 0:
+        raise UserError(f"timeout must be a number of seconds > 0; it is {timeout}")
+    if timeout is not None and not processes:
+        raise UserError("timeout needs processes = true: a step in perfedrl's own process cannot be stopped")
 
 
 def recipes_of(
@@ -165,7 +266,7 @@ def recipes_of(
 ) -> tuple[list[Recipe], int]:
     """Return the recipe of each agent, training agents first, and the number of held-out agents."""
     if isinstance(source, str) or callable(source):
-        split = vary_agents(vary, 8 if agents is None else agents, held_out, seed)
+        split = vary_agents(vary, DEFAULT_AGENTS if agents is None else agents, held_out, seed)
         return [Recipe(source, values, options) for values in (*split.train, *split.held_out)], held_out
     if not source or not all(callable(f) or isinstance(f, str) for f in source):
         raise UserError("a fleet of factories needs a list of functions that make environments, one for each agent")
@@ -178,15 +279,27 @@ def recipes_of(
     return [Recipe(factory, {}, options) for factory in source], held_out
 
 
-def spaces_of(recipes: Sequence[Recipe]) -> list[Spaces]:
+def training_agents(table: Mapping[str, Any]) -> int:
+    """The number of training agents that a config's fleet asks for; no environment is made."""
+    listed, agents = table.get("id"), table.get("agents")
+    if agents is None:
+        agents = DEFAULT_AGENTS if listed is None or isinstance(listed, str) else len(listed) - table["held_out"]
+    check_count(agents)
+    return agents
+
+
+def check_count(agents: int) -> None:
+    """Reject fleets of too many agents."""
+    if agents > MOST_AGENTS:
+        raise UserError(f"a fleet of Gymnasium environments has at most {MOST_AGENTS} agents; this has {agents}")
+
+
+def spaces_of(recipes: Sequence[Recipe]) -> list[SpaceSizes]:
     """Return every agent's spaces, which must agree; an environment of each is made and closed for it."""
-    found: list[Spaces] = []
+    found: list[SpaceSizes] = []
     for i, recipe in enumerate(recipes):
-        env = recipe()
-        try:
+        with recipe.opened() as env:
             found.append(sizes(env, name_of(i, recipe)))
-        finally:
-            env.close()
         if found[i] != found[0]:
             raise UserError(
                 f"agents of one fleet must be alike: {name_of(0, recipes[0])} has {found[0]}, "
@@ -197,9 +310,4 @@ def spaces_of(recipes: Sequence[Recipe]) -> list[Spaces]:
 
 def name_of(i: int, recipe: Recipe) -> str:
     """Name an agent by its number and its own parameters, for messages."""
-
-    def plain(x):
-        return f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)
-
-    own = ", ".join(f"{key} {plain(value)}" for key, value in recipe.values.items())
-    return f"agent {i} ({recipe.name}{': ' + own if own else ''})"
+    return f"agent {i} {recipe.described}"

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.gym.recipe import Recipe
-from perfedrl.envs.gym.spaces import flattened, to_actions
 from perfedrl.errors import UserError
+from perfedrl.gym_environment.open_environment import flattened
+from perfedrl.gym_environment.recipe import Recipe
 
 DRAWS = "rgb_array"
 
@@ -18,12 +18,17 @@ class PictureError(UserError):
 
 
 def rendered(
-    recipe: Recipe, name: str, decide: Callable[[Any, Any], np.ndarray], longest: int, noise: int, seed: int = 0
+    recipe: Recipe,
+    name: str,
+    decide: Callable[[Any, Any], np.ndarray],
+    convert: Callable[[np.ndarray], np.ndarray],
+    longest: int,
+    noise: int,
+    seed: int = 0,
 ) -> list[np.ndarray]:
     """Play one episode and return the rendered frame of every step."""
-    probe = recipe()
-    modes = probe.metadata.get("render_modes", [])
-    probe.close()
+    with recipe.opened() as probe:
+        modes = probe.metadata.get("render_modes", [])
     if DRAWS not in modes:
         raise PictureError(f"{name}: the environment cannot be rendered ({DRAWS!r} is not among its modes {modes})")
     # pygame, which draws the classic environments: without a screen, and without its greeting.
@@ -32,7 +37,7 @@ def rendered(
     env = None
     try:
         env = flattened(recipe(render_mode=DRAWS))
-        convert, rng, frames = to_actions(env.action_space), np.random.default_rng(seed), []
+        rng, frames = np.random.default_rng(seed), []
         obs, _ = env.reset(seed=seed)
         for _ in range(longest):
             frames.append(np.asarray(env.render()))
@@ -45,4 +50,4 @@ def rendered(
         raise PictureError(f"{name}: the environment could not be rendered here: {error}") from error
     finally:
         if env is not None:
-            env.close()
+            recipe.close(env)

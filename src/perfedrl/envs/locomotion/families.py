@@ -14,8 +14,10 @@ import numpy as np
 
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym import GymTask, gymnasium_fleet
-from perfedrl.envs.locomotion import worlds
+from perfedrl.envs.gym.fleet import with_settings
+from perfedrl.envs.new_agents import NewAgents, Settings, as_numbers, count_of
 from perfedrl.errors import UserError, nearest
+from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.types import Array, Trajectory
 
 HERE = f"{worlds.__name__}:"
@@ -203,7 +205,22 @@ def with_outcomes(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Traje
     def own(task: GymTask) -> GymTask:
         return replace(task, name=task.name.replace(HERE, ""), more_outcomes=of(task.recipe.values))
 
-    return fleet([own(task) for task in made.train], [own(task) for task in made.held_out or ()])
+    def make(task: GymTask, settings: Settings) -> GymTask:
+        values = {name: like(task.recipe.values[name], name, x) for name, x in settings.items()}
+        return own(with_settings(task, {**task.recipe.options, **values}))
+
+    train, held_out = ([own(task) for task in part] for part in (made.train, made.held_out or ()))
+    return fleet(train, held_out, NewAgents(make, [task.recipe.values for task in (*train, *held_out)]))
+
+
+def like(old: Any, name: str, value: Any) -> Any:
+    """Check that a value has as many numbers as another; for factors of a body, one number stands for all."""
+    if isinstance(old, Factors) and np.ndim(value) == 0:
+        value = [value] * len(old)
+    found = as_numbers([old, value])
+    if found is None:
+        raise UserError(f"{name} must be {count_of(np.size(old))}, got {value!r}")
+    return Factors(found[1].tolist()) if isinstance(old, Factors) else value
 
 
 def running(velocity_scale: float, episode: Trajectory) -> dict[str, Array]:

@@ -3,14 +3,25 @@
 import copy
 import importlib
 import inspect
+import logging
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from perfedrl.errors import UserError, nearest
+import numpy as np
+
+from perfedrl.errors import UserError, in_one_line, nearest
+from perfedrl.own_modules import imported_module
 
 Factory = Callable[..., Any]
+
+FAILURES = (Exception, SystemExit)
+"""What code of the user's may raise; drivers of robots end with sys.exit."""
+
+log = logging.getLogger("perfedrl")
 
 
 def gymnasium() -> Any:
@@ -37,25 +48,49 @@ class Recipe:
 
     def __call__(self, **more: Any) -> Any:
         gym = gymnasium()
-        factory = imported(self.source) if isinstance(self.source, str) else self.source
+        factory = own_factory(self.source) if isinstance(self.source, str) else self.source
         if factory is not None:
-            env = varied(factory, {**self.options, **more}, self.values, self.name)
+            with self._explaining_errors():
+                env = varied(factory, {**self.options, **more}, self.values, self.name)
             if not isinstance(env, gym.Env):
                 raise UserError(f"{self.name} must make a gymnasium.Env; it made a {type(env).__name__}")
             return env
         spec = copy.copy(specification(self.name))
-        creator = spec.entry_point
-        if isinstance(creator, str):
-            creator = gym.envs.registration.load_env_creator(creator)
-        if creator is None:
-            raise UserError(f"the environment {self.name!r} has no entry point, and so it cannot be made")
-        spec.entry_point = lambda **arguments: varied(creator, arguments, self.values, self.name)
+        with self._explaining_errors(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            creator = spec.entry_point
+            if isinstance(creator, str):
+                creator = gym.envs.registration.load_env_creator(creator)
+            if creator is None:
+                raise UserError(f"the environment {self.name!r} has no entry point, and so it cannot be made")
+            spec.entry_point = lambda **arguments: varied(creator, arguments, self.values, self.name)
+            return gym.make(spec, disable_env_checker=True, **self.options, **more)
+
+    @contextmanager
+    def _explaining_errors(self) -> Iterator[None]:
+        """Turn what goes wrong in a constructor into a `UserError`."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return gym.make(spec, disable_env_checker=True, **self.options, **more)
-        except (TypeError, gym.error.Error, ImportError) as error:
-            raise UserError(f"the environment {self.name!r} cannot be made: {error}") from error
+            yield
+        except UserError:
+            raise
+        except FAILURES as error:
+            raise UserError(f"the environment {self.name!r} cannot be made: {in_one_line(error)}") from error
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Make the environment, and close it at the end."""
+        env = self()
+        try:
+            yield env
+        finally:
+            self.close(env)
+
+    def close(self, env: Any) -> None:
+        """Close an environment; one that cannot be closed is reported, since it spoils no episode."""
+        try:
+            env.close()
+        except FAILURES as error:
+            log.warning("%s: its environment could not be closed: %s", self.name, in_one_line(error))
 
     @property
     def name(self) -> str:
@@ -63,22 +98,27 @@ class Recipe:
         return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
 
     @property
+    def described(self) -> str:
+        """The name with the agent's own values, in parentheses, for messages."""
+
+        def plain(x: Any) -> str:
+            return f"{x:.4g}" if isinstance(x, float | np.floating) else str(x)
+
+        own = ", ".join(f"{key} {plain(value)}" for key, value in self.values.items())
+        return f"({self.name}{': ' + own if own else ''})"
+
+    @property
     def longest(self) -> int | None:
         """The number of steps after which Gymnasium truncates an episode, where that is registered."""
-        if not isinstance(self.source, str) or imported(self.source) is not None:
+        if not isinstance(self.source, str) or own_factory(self.source) is not None:
             return None
         return specification(self.source).max_episode_steps
 
 
-def imported(name: str) -> Factory | None:
+def own_factory(name: str) -> Factory | None:
     """Import the factory `module:function`; return None for a Gymnasium id, which may have a module before it too."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        return None
-    try:
-        factory = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UserError(f"the environment {name!r} cannot be imported: {error}") from error
+    attribute = name.partition(":")[2]
+    factory = getattr(imported_module(name, "environment"), attribute, None) if attribute else None
     return factory if callable(factory) else None
 
 
@@ -92,7 +132,14 @@ def specification(name: str) -> Any:
                 importlib.import_module(name.partition(":")[0])  # this registers the id
             return gym.spec(name.rpartition(":")[2])
     except (gym.error.Error, ImportError) as error:
-        raise UserError(f"Gymnasium knows no environment {name!r}{nearest(name, gym.registry)}") from error
+        module, _, attribute = name.rpartition(":")
+        if module in sys.modules:
+            own = nearest(attribute, [key for key, value in vars(sys.modules[module]).items() if callable(value)])
+            raise UserError(f"the module {module!r} has no environment {attribute!r}{own}") from error
+        close = nearest(name, gym.registry).partition("; known")[0]
+        raise UserError(
+            f"Gymnasium knows no environment {name!r}{close or '; one of your own is named by module:Class'}"
+        ) from error
 
 
 def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, Any], name: str) -> Any:
@@ -105,9 +152,9 @@ def varied(factory: Factory, arguments: Mapping[str, Any], values: Mapping[str, 
     own = {key: value for key, value in values.items() if key in accepted or takes_all}
     rest = {key: value for key, value in values.items() if key not in own}
     if not rest:
-        return factory(**arguments, **own)
+        return factory(**{**arguments, **own})
     if not isinstance(factory, type):
-        env = factory(**arguments, **own)
+        env = factory(**{**arguments, **own})
         missing = [key for key in rest if not hasattr(env.unwrapped, key)]
         check_known(missing, [*accepted, *public(env.unwrapped)], name)
         for key, value in rest.items():
@@ -140,7 +187,7 @@ def overridden(kind: type, arguments: Mapping[str, Any], values: Mapping[str, An
 def check_known(missing: list[str], known: list[str], name: str) -> None:
     """Reject varying parameters that an environment does not have."""
     if missing:
-        raise UserError(f"vary: the environment {name!r} has no parameter {missing[0]!r}{nearest(missing[0], known)}")
+        raise UserError(f"the environment {name!r} has no parameter {missing[0]!r}{nearest(missing[0], known)}")
 
 
 def public(env: Any) -> list[str]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.gym.recipe import gymnasium
 from perfedrl.errors import UserError
+from perfedrl.gym_environment.recipe import gymnasium
 
 CONTROL = {"cheetah": 0.05, "ant-goal": 0.1}
 """Cost of squared actions, where it is not Gymnasium's 0.5 (ants) or 0.001 (hoppers and walkers)."""

@@ -1,0 +1,1 @@
+"""One Gymnasium environment: how it is made, opened and asked. Nothing here imports JAX, so its processes are small."""
