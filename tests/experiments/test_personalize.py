@@ -1,5 +1,6 @@
 """Personalization: one agent's policy from a saved run, with its outcomes and its cost."""
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -16,6 +17,7 @@ from perfedrl.experiments.config import make_config
 from perfedrl.experiments.files import named_leaves
 from perfedrl.experiments.personalize import personal_key
 from perfedrl.experiments.training import train
+from perfedrl.saved_policies.file import encode
 
 TABLE = {
     "name": "tiny-arc",
@@ -47,7 +49,7 @@ def test_a_neural_run_is_read_back_as_it_was_saved(finished):
 @pytest.mark.slow
 def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line_12(finished):
     own = pf.personalize(finished, goal=(0.5, 0.5), trajectories=90, seed=7, episodes=16)
-    task = finished.config.experiment.fleet.task(0).with_goal((0.5, 0.5))
+    task = dataclasses.replace(finished.config.experiment.fleet.task(0), goal=np.asarray((0.5, 0.5)))
     theta = jax.tree.map(lambda x: x[1], finished.params)
     (step,) = jax.random.split(jax.random.split(personal_key(7, "goal 0.5,0.5", 0))[0], 1)
     expected = adapt(Sampled(finished.config.experiment.policy)(task), theta, 0.8, step, 90)
@@ -98,8 +100,12 @@ def test_a_tabular_run_can_be_personalized_too(tmp_path):
     run = train(make_config({k: v for k, v in table.items() if k != "evaluation"}), tmp_path)
     own = pf.personalize(run, agent=0, trajectories=20, episodes=50)
     assert set(own.after) == {"return"}
-    with pytest.raises(pf.UserError, match="no goal that can be set"):
-        pf.personalize(run, goal=(0.0, 0.0))
+    by_goal, by_setting = (
+        pf.personalize(run, **how, episodes=4) for how in ({"goal": (1, 0)}, {"settings": {"goal": (1, 0)}})
+    )
+    assert by_goal.agent == by_setting.agent == "goal 1,0"
+    np.testing.assert_array_equal(by_goal.params, by_setting.params)
+    assert by_goal.policy.act(2, deterministic=True) in range(4)
 
 
 @pytest.mark.parametrize("own", ["--goal=0.5,0.5", "--agent=4"])
@@ -125,15 +131,137 @@ def test_without_out_the_files_are_named_after_run_and_agent(run, tmp_path, fini
     assert names == [f"{stem}.{kind}" for kind in ("png", "safetensors")]
 
 
+def test_the_file_is_a_policy_that_acts_and_says_where_it_came_from(run, tmp_path, finished):
+    code, _, _ = run("personalize", finished.folder, "--agent", 4, "--trajectories", 5, "--out", "mine.safetensors")
+    assert code == 0
+    saved = pf.load_policy(tmp_path / "mine.safetensors")
+    assert saved.description == finished.config.experiment.policy.description
+    assert saved.act([0.1, 0.2]) in range(8)
+    about = saved.about
+    assert (about["run"], about["digest"]) == (finished.folder.name, finished.config.digest)
+    assert about["fleet"]["env"] == "arc"
+    assert about["choice"] == {"agent": 4}
+    adapted = {"run": finished.folder.name, "agent": "agent 4 (held out)", "trajectories_per_step": 5}
+    assert about["adaptations"] == [adapted | {"alpha": 0.8, "steps": 1, "draw": 0}]
+    own = pf.personalize(finished, agent=4, trajectories=5)
+    for name, x in named_leaves(own.params).items():
+        np.testing.assert_array_equal(x, saved.params[name])
+        np.testing.assert_array_equal(x, own.policy.params[name])
+
+
+def test_a_goal_is_a_setting_and_has_the_same_bits(finished):
+    by_goal = pf.personalize(finished, goal=(0.5, 0.5), trajectories=5, episodes=4)
+    by_setting = pf.personalize(finished, settings={"goal": (0.5, 0.5)}, trajectories=5, episodes=4)
+    assert by_goal.agent == by_setting.agent == "goal 0.5,0.5"
+    jax.tree.map(np.testing.assert_array_equal, by_goal.params, by_setting.params)
+
+
+def test_the_json_has_the_agents_settings_and_what_is_unusual_about_it(run, tmp_path, finished):
+    command = ["personalize", finished.folder, "--set", "goal=-0.8,0", "--trajectories", "2", "--json", "own.json"]
+    assert run(*command)[0] == 0
+    content = json.loads((tmp_path / "own.json").read_text())
+    assert content["choice"] == {"settings": {"goal": [-0.8, 0]}}
+    (warning,) = content["warnings"]
+    assert warning.startswith("goal -0.8,0 is far outside what was trained on")
+
+
+def test_the_repr_of_a_personalization_is_short(finished):
+    own = pf.personalize(finished, agent=0, trajectories=2, episodes=4)
+    assert len(repr(own)) < 800
+
+
+@pytest.mark.parametrize("how", [("--goal", "-0.8,0"), ("--set", "goal=-0.8,0")])
+def test_an_agent_far_from_training_is_told_in_numbers(run, finished, how):
+    code, out, err = run("personalize", finished.folder, *how, "--trajectories", 2)
+    assert code == 0
+    assert "goal -0.8,0 is far outside what was trained on: training agents have 0.7021,-0.3835 to 0.8,0.3835" in err
+    assert "the nearest is 1.55 away" in err
+    assert "before" in out
+
+
+def test_a_saved_policy_goes_on_where_it_stopped(run, tmp_path, finished):
+    command = ("personalize", finished.folder, "--trajectories", 5)
+    assert run(*command, "--goal", "0.5,0.5", "--out", "one.safetensors")[0] == 0
+    code, out, _ = run(*command, "--from", "one.safetensors", "--out", "two.safetensors")
+    assert code == 0
+    assert "goal 0.5,0.5" in out
+    assert "after 1 earlier adaptation" in out
+    one, two = (pf.load_policy(tmp_path / f"{name}.safetensors") for name in ("one", "two"))
+    assert two.about["return_before"] == one.about["return_after"], "measured over the same episodes"
+    assert [x["agent"] for x in two.about["adaptations"]] == ["goal 0.5,0.5"] * 2
+    again = pf.personalize(finished, start=one, trajectories=5)
+    np.testing.assert_array_equal(again.params[0]["weight"], two.params["0.weight"])
+    other = pf.personalize(finished, start=one, agent=1, trajectories=5, episodes=4)
+    assert other.agent == "agent 1 (training)"
+
+
+def test_a_further_step_has_trajectories_of_its_own(finished, monkeypatch):
+    keys = []
+
+    def record(agent, task, theta, alpha, key, trajectories, steps):
+        keys.append(jax.random.key_data(key).tolist())
+        return theta
+
+    monkeypatch.setattr("perfedrl.experiments.personalize._adapt_compiled", record)
+    one = pf.personalize(finished, agent=0, trajectories=2, episodes=2)
+    pf.personalize(finished, start=one.policy, trajectories=2, episodes=2)
+    assert keys[0] != keys[1]
+
+
+def test_a_saved_policy_of_another_policy_is_rejected(run, tmp_path, finished):
+    policy = pf.TableSoftmax(3, 2)
+    path = tmp_path / "table.safetensors"
+    path.write_bytes(encode(policy.description, {"theta": np.zeros((3, 2), np.float32)}, None, {"adaptations": []}))
+    with pytest.raises(pf.UserError, match="does not fit the run"):
+        pf.personalize(finished, agent=0, start=path)
+    assert_rejected(run, tmp_path, ["personalize", finished.folder, "--from", "none.safetensors"], "there is no file")
+
+
+@pytest.fixture
+def worse(finished, monkeypatch):
+    """Adaptations that always move away from the agent's goal, and the shared parameters."""
+    theta = jax.tree.map(lambda x: np.asarray(x[0]), finished.params)
+    away = np.zeros(8, np.float32)
+    away[4] = 50.0
+    bad = (theta[0], {"weight": 0 * theta[1]["weight"], "bias": away})
+    monkeypatch.setattr("perfedrl.experiments.personalize._adapt_compiled", lambda *_: bad)
+    return theta, bad
+
+
+@pytest.mark.parametrize("keep", ["adapted", "better"])
+def test_an_agent_that_loses_by_its_step_is_told_and_may_keep_the_shared_policy(run, tmp_path, finished, worse, keep):
+    theta, bad = worse
+    code, _, err = run("personalize", finished.folder, "--agent", 1, "--keep", keep, "--out", "mine.safetensors")
+    assert code == 0
+    assert "the step made the agent worse: return " in err
+    assert "over 512 episodes that the step did not use" in err
+    assert ("the shared policy is kept" in err) == (keep == "better")
+    saved = pf.load_policy(tmp_path / "mine.safetensors")
+    assert len(saved.about["adaptations"]) == (keep == "adapted")
+    for name, x in named_leaves(theta if keep == "better" else bad).items():
+        np.testing.assert_array_equal(saved.params[name], x)
+
+
+def test_an_agent_that_gains_is_told_nothing(run, finished, monkeypatch):
+    code, _, err = run("personalize", finished.folder, "--agent", 1, "--trajectories", 200, "--keep", "better")
+    assert (code, err) == (0, "")
+
+
 MISTAKES = [
+    (["--set", "goal"], "--set must be NAME=VALUE"),
+    (["--set", "goal=0.5,0", "--set", "goal=0,0"], "given twice"),
+    (["--set", "gaol=0.5,0"], "no setting 'gaol'; did you mean 'goal'"),
+    (["--set", "goal=0.5"], "goal must be 2 numbers"),
+    (["--set", "goal=0.5,0", "--goal", "0,0"], "by only one of these"),
+    ([], "a new agent has the settings goal: 0.7021,-0.3835 to 0.8,0.3835"),
     (["--goal", "1.5,0"], "goal [1.5, 0.0] lies outside the box"),
-    (["--goal", "nan,0"], "outside the box"),
-    (["--goal", "1"], "two numbers"),
+    (["--goal", "nan,0"], "goal must be finite"),
+    (["--goal", "1"], "goal must be 2 numbers"),
     (["--goal", "a,b"], "two numbers X,Y"),
     (["--agent", "5"], "there is no agent 5: training agents are 0 to 2, held-out ones go on to 4"),
     (["--agent", "-1"], "there is no agent -1"),
     ([], "say which agent"),
-    (["--goal", "0,0", "--agent", "1"], "only one of them"),
+    (["--goal", "0,0", "--agent", "1"], "by only one of these"),
     (["--agent", "0", "--trajectories", "0"], "trajectories must be from 1"),
     (["--agent", "0", "--steps", "0"], "steps must be from 1"),
     (["--agent", "0", "--seed", "5"], "the run has no seed 5; it has 4, 7"),
@@ -210,6 +338,11 @@ def damage(folder, how):
         params.write_bytes(b"\x80\x04\x95\x00")
     elif how == "misfit":
         save_file({"0.weight": np.zeros((2, 3, 3), np.float32)}, params)
+    elif how == "nan":
+        save_file({name: np.full_like(x, np.nan) for name, x in load_file(params).items()}, params)
+    elif how == "history of another run":
+        history = dict(np.load(folder / "history.npz"))
+        np.savez(folder / "history.npz", **{**history, "seeds": history["seeds"] + 1})
     elif how == "no deployment":
         (folder / "deployment.npz").unlink()
 
@@ -221,6 +354,8 @@ def damage(folder, how):
         ("truncated", "not a readable safetensors file"),
         ("pickle", "not a readable safetensors file"),
         ("misfit", "do not fit the policy"),
+        ("nan", "the saved parameters are damaged: some are not finite"),
+        ("history of another run", "history.npz is of another run than the config"),
         ("no deployment", "deployment.npz missing"),
     ],
 )

@@ -1,33 +1,38 @@
 """Personalization: adapt the initialization of a saved run to one agent, and measure the result."""
 
+import logging
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray, Shaped
-from safetensors.numpy import save
 
 from perfedrl.compilation import jit
-from perfedrl.envs.base import DataTask, PlayedTask, check_task
+from perfedrl.envs.base import DataTask, PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
 from perfedrl.estimators.supervised import example_outcomes
+from perfedrl.experiments.agent_choice import ChosenAgent, choose_agent
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.evaluate import adaptation_step_size
 from perfedrl.experiments.files import named_leaves, write_atomically
-from perfedrl.experiments.stats import Interval, mean_interval, share_interval
+from perfedrl.experiments.stats import SHARES, Interval, mean_interval, share_interval
 from perfedrl.experiments.store import Run, load_run
+from perfedrl.experiments.warm_start import WarmStart, warm_start
 from perfedrl.key_domains import PERSONALIZATION
 from perfedrl.rollout import sampler
-from perfedrl.simulation.evaluation import MOST_EPISODES, check_fit, episode_outcomes
+from perfedrl.saved_policies.file import SavedPolicy, encode
+from perfedrl.simulation.evaluation import MOST_EPISODES, episode_outcomes
 from perfedrl.types import Params
 
 EPISODES, SAVED_ROLLOUTS, MOST_STEPS = 512, 12, 100_000
+
+log = logging.getLogger("perfedrl")
 
 
 @dataclass(frozen=True)
@@ -36,33 +41,80 @@ class Personalized:
 
     `before` and `after` map the names of outcomes ("return", and the task's own, such as "success") to means over
     fresh episodes with 95 % intervals; the rollouts are observations of some of these episodes, with the same random
-    numbers before and after. `alpha` is the mean step size if it differs between parameters.
+    numbers before and after. `change` is the change of the return, episode by episode. `alpha` is the mean step size if
+    it differs between parameters. `kept` says whether `params` are the adapted parameters, or those that the agent
+    started from. `policy` acts with them.
     """
 
     agent: str
-    task: Any
-    params: Params
+    task: Any = field(repr=False)
+    params: Params = field(repr=False)
     before: dict[str, Interval]
     after: dict[str, Interval]
-    rollouts_before: Shaped[np.ndarray, "episode T ..."]
-    rollouts_after: Shaped[np.ndarray, "episode T ..."]
+    rollouts_before: Shaped[np.ndarray, "episode T ..."] = field(repr=False)
+    rollouts_after: Shaped[np.ndarray, "episode T ..."] = field(repr=False)
     trajectories: int
     steps: int
     alpha: float
     seed: int
     draw: int
+    change: Interval
+    kept: Literal["adapted", "start"]
+    run: Run = field(repr=False)
+    choice: Mapping[str, Any] = field(repr=False)
+    earlier: Sequence[Mapping[str, Any]] = field(repr=False)
+    """The earlier adaptations of a policy that was adapted further."""
+    warnings: Sequence[str] = ()
+    """What is unusual about the agent or its start, such as settings far from those of the training agents."""
 
     @property
     def cost(self) -> int:
         """The number of trajectories that the agent sampled to personalize, without those of the measurement."""
         return self.trajectories * self.steps
 
+    @property
+    def worse(self) -> bool:
+        """Whether the step lowered the return, beyond the noise of the measurement."""
+        return self.change.high < 0
+
+    @property
+    def policy(self) -> SavedPolicy:
+        """The agent's policy, which acts without JAX; the same as `load_policy` of the file that `save` writes."""
+        description = self.run.config.experiment.policy.description
+        if description is None:
+            kind = type(self.run.config.experiment.policy).__name__
+            raise UserError(f"the policy {kind} does not describe itself; give it a `description` to act without JAX")
+        return SavedPolicy(description, named_leaves(self.params), self.task.environment_spaces, self.about)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Where the parameters came from, as it stands in the file of the policy."""
+        config, last = self.run.config, {"alpha": self.alpha, "steps": self.steps, "draw": self.draw}
+        adaptation = {"run": self.run.folder.name, "agent": self.agent, "trajectories_per_step": self.trajectories}
+        adapted = [{**adaptation, **last}] if self.kept == "adapted" else []
+        return {
+            "agent": self.agent,
+            "alpha": self.alpha,
+            "steps": self.steps,
+            "seed": self.seed,
+            "trajectories_per_step": self.trajectories,
+            "draw": self.draw,
+            "run": self.run.folder.name,
+            "digest": config.digest,
+            "fleet": config.fleet,
+            "algorithm": config.algorithm,
+            "choice": dict(self.choice),
+            "kept": self.kept,
+            "adaptations": [*self.earlier, *adapted],
+            "return_before": self.before["return"].mean,
+            "return_after": self.after["return"].mean,
+        }
+
     def save(self, path: str | Path, **about: str) -> Path:
-        """Write the parameters as safetensors, with the settings and `about` as metadata."""
-        facts = {"agent": self.agent, "alpha": f"{self.alpha:g}", "steps": str(self.steps), "seed": str(self.seed)}
-        facts |= {"trajectories_per_step": str(self.trajectories), "draw": str(self.draw), **about}
-        path = Path(path)
-        write_atomically(path, save(named_leaves(self.params), metadata=facts))
+        """Write the policy as safetensors, with its description, where it came from and `about` as metadata."""
+        path, description = Path(path), self.run.config.experiment.policy.description
+        spaces = self.task.environment_spaces
+        write_atomically(path, encode(description, named_leaves(self.params), spaces, {**self.about, **about}))
         return path
 
 
@@ -72,6 +124,9 @@ def personalize(
     goal: Sequence[float] | None = None,
     agent: int | None = None,
     task: Any = None,
+    settings: Mapping[str, Any] | None = None,
+    start: str | Path | SavedPolicy | None = None,
+    keep: Literal["adapted", "better"] = "adapted",
     trajectories: int = 200,
     steps: int | None = None,
     alpha: float | None = None,
@@ -81,38 +136,117 @@ def personalize(
 ) -> Personalized:
     """Adapt a run's initialization to one agent by policy-gradient steps on that agent alone.
 
-    The agent is a `goal` in the run's world, one of the run's agents by number (training agents first, then held-out
-    ones), or your own `task`. Each of `steps` steps samples `trajectories` fresh trajectories; without `steps`, the
+    The agent is a new one of the run's family with the given `settings` (or `goal`), one of the run's agents by number
+    (training agents first, then held-out ones), or your own `task`; with both, a number says from which agent settings
+    that are not given are taken. Each of `steps` steps samples `trajectories` fresh trajectories; without `steps`, the
     run's number of personalization steps divides `trajectories` among them. Gradients are estimated as in training.
     `seed` selects one of the run's initializations, by default the first. `draw` is any number; another number gives
     other trajectories and episodes.
+
+    `start` is a saved policy, or its file, that is adapted further instead of the run's initialization; its agent is
+    the one it was adapted to, unless another is given. `keep` says which parameters are kept: the adapted ones, or, by
+    "better", those with the higher return over `episodes` episodes that the steps did not use.
     """
     run = run if isinstance(run, Run) else load_run(run)
-    check_counts(trajectories=trajectories, steps=1 if steps is None else steps, episodes=episodes)
-    if steps is None:
-        steps = min(run.config.experiment.algorithm.personalization_steps, trajectories)
-        trajectories //= steps
-    if not whole(draw) or not 0 <= draw < 2**32:
-        raise UserError(f"draw must be a whole number from 0 to 2**32 - 1, got {draw!r}")
+    trajectories, steps = checked_budget(run, trajectories, steps, draw, episodes)
+    if keep not in ("adapted", "better"):
+        raise UserError(f'keep must be "adapted" or "better", got {keep!r}')
     seed = run.config.seeds[0] if seed is None else seed
     if seed not in run.config.seeds:
         raise UserError(f"the run has no seed {seed}; it has {', '.join(map(str, run.config.seeds))}")
-    replica, policy = run.config.seeds.index(seed), run.config.experiment.policy
+    replica = run.config.seeds.index(seed)
     step_size = adaptation_step_size(run, alpha, replica)
-    name, chosen = choose_agent(run, goal, agent, task)
-    theta = jax.tree.map(lambda x: x[replica], run.params)
-    adaptation, measurement = jax.random.split(personal_key(seed, name, draw))
-    adapt_agent = _adapt if isinstance(chosen, PlayedTask) else _adapt_compiled
-    own = adapt_agent(run.config.experiment.agent, chosen, theta, step_size, adaptation, trajectories, steps)
+    begin = warm_start(run, replica, start)
+    unsaid = goal is agent is task is settings is None
+    chosen = choose_agent(run, **(begin.choice if unsaid and begin.choice else _choice(goal, agent, task, settings)))
+    for warning in (*begin.warnings, *chosen.warnings):
+        log.warning(warning)
+    budget = trajectories, steps, episodes
+    try:
+        return _personalized(run, chosen, begin, step_size, budget, (seed, draw), keep)
+    finally:
+        run.config.experiment.fleet.close()
+        if isinstance(chosen.task, PlayedTask):  # a new agent's environments are not the fleet's
+            chosen.task.close()
+
+
+def _choice(goal: Any, agent: Any, task: Any, settings: Any) -> dict[str, Any]:
+    return {"goal": goal, "agent": agent, "task": task, "settings": settings}
+
+
+def _personalized(
+    run: Run,
+    chosen: ChosenAgent,
+    begin: WarmStart,
+    step_size: Any,
+    budget: tuple[int, int, int],
+    numbers: tuple[int, int],
+    keep: str,
+) -> Personalized:
+    """Adapt, measure before and after on the same fresh episodes, and keep one of the two."""
+    (trajectories, steps, episodes), (seed, draw) = budget, numbers
+    experiment, played = run.config.experiment, isinstance(chosen.task, PlayedTask)
+    adaptation, measurement = jax.random.split(personal_key(seed, chosen.name, draw))
+    if begin.earlier:  # so that a further step has trajectories of its own
+        adaptation = jax.random.fold_in(adaptation, len(begin.earlier))
+    adapt_agent, play = (_adapt, _play) if played else (_adapt_compiled, _play_compiled)
+    own = adapt_agent(experiment.agent, chosen.task, begin.params, step_size, adaptation, trajectories, steps)
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
         raise UserError(f"the agent's parameters became infinite; lower alpha, which is {alpha:g}")
-    before, shown_before = measure(policy, chosen, theta, measurement, episodes)
-    after, shown_after = measure(policy, chosen, own, measurement, episodes)
-    run.config.experiment.fleet.close()
     own = jax.tree.map(np.asarray, own)
-    measured = before, after, shown_before, shown_after
-    return Personalized(name, chosen, own, *measured, trajectories, steps, alpha, seed, draw)
+    (before, shown_before), (after, shown_after) = (
+        play(experiment.policy, chosen.task, params, measurement, episodes) for params in (begin.params, own)
+    )
+    change = mean_interval(np.asarray(after["return"], float) - np.asarray(before["return"], float))
+    kept: Literal["adapted", "start"] = "start" if keep == "better" and change.mean < 0 else "adapted"
+    result = Personalized(
+        agent=chosen.name,
+        task=chosen.task,
+        params=own if kept == "adapted" else jax.tree.map(np.asarray, begin.params),
+        before=intervals(before),
+        after=intervals(after),
+        rollouts_before=np.asarray(shown_before[:SAVED_ROLLOUTS]),
+        rollouts_after=np.asarray(shown_after[:SAVED_ROLLOUTS]),
+        trajectories=trajectories,
+        steps=steps,
+        alpha=alpha,
+        seed=seed,
+        draw=draw,
+        change=change,
+        kept=kept,
+        run=run,
+        choice=chosen.choice,
+        earlier=begin.earlier,
+        warnings=(*begin.warnings, *chosen.warnings),
+    )
+    if result.worse or kept == "start":
+        log.warning(step_warning(result, len(before["return"])))
+    return result
+
+
+def step_warning(own: Personalized, episodes: int) -> str:
+    """Say in numbers that a step did not help, and what is kept."""
+    verb = "made the agent worse" if own.worse else "did not help"
+    what = "test examples" if isinstance(own.task, DataTask) else "episodes"
+    start = "the policy from the file" if own.earlier else "the shared policy"
+    kept = f"{start} is kept" if own.kept == "start" else f'--keep better (keep = "better" in Python) keeps {start}'
+    return (
+        f"the step {verb}: return {own.before['return'].mean:.3f} -> {own.after['return'].mean:.3f}, a change of "
+        f"{own.change.mean:.3g} ({own.change.low:.3g} .. {own.change.high:.3g}) over {episodes} {what} that the step "
+        f"did not use; {kept}"
+    )
+
+
+def checked_budget(run: Run, trajectories: int, steps: int | None, draw: int, episodes: int) -> tuple[int, int]:
+    """Check the counts; return the trajectories of a step and the number of steps."""
+    check_counts(trajectories=trajectories, steps=1 if steps is None else steps, episodes=episodes)
+    if not whole(draw) or not 0 <= draw < 2**32:
+        raise UserError(f"draw must be a whole number from 0 to 2**32 - 1, got {draw!r}")
+    if steps is not None:
+        return trajectories, steps
+    steps = min(run.config.experiment.algorithm.personalization_steps, trajectories)
+    return trajectories // steps, steps
 
 
 def personal_key(seed: int, agent: str, draw: int) -> PRNGKeyArray:
@@ -121,43 +255,14 @@ def personal_key(seed: int, agent: str, draw: int) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.fold_in(key, zlib.crc32(agent.encode())), draw)
 
 
-def measure(
-    policy: Any, task: Any, params: Params, key: jax.Array, episodes: int
-) -> tuple[dict[str, Interval], np.ndarray]:
-    """Means of outcomes over fresh episodes with their intervals, and the observations of some episodes."""
-    outcomes, obs = (_play if isinstance(task, PlayedTask) else _play_compiled)(policy, task, params, key, episodes)
-    intervals = {}
+def intervals(outcomes: Mapping[str, Any]) -> dict[str, Interval]:
+    """Means of outcomes over episodes with their intervals."""
+    found = {}
     for name, values in outcomes.items():
         values = np.asarray(values, float)
-        binary = name in ("success", "accuracy")
-        intervals[name] = share_interval(int(values.sum()), len(values)) if binary else mean_interval(values)
-    return intervals, np.asarray(obs[:SAVED_ROLLOUTS])
-
-
-def choose_agent(run: Run, goal: Sequence[float] | None, agent: int | None, task: Any) -> tuple[str, Any]:
-    """The name and the task of the agent that the caller selected."""
-    if sum(x is not None for x in (goal, agent, task)) != 1:
-        raise UserError("say which agent: expected a goal, an agent's number, or a task, and only one of them")
-    fleet = run.config.experiment.fleet
-    if agent is not None:
-        if not 0 <= agent < fleet.agents + fleet.held_out_agents:
-            raise UserError(
-                f"there is no agent {agent}: training agents are 0 to {fleet.agents - 1}"
-                + (f", held-out ones go on to {fleet.agents + fleet.held_out_agents - 1}" if fleet.held_out else "")
-            )
-        if agent < fleet.agents:
-            return f"agent {agent} (training)", fleet.task(agent)
-        return f"agent {agent} (held out)", fleet.task(agent - fleet.agents, held_out=True)
-    if task is not None:
-        check_task(task, "the task")
-        check_fit(task, run.config.experiment.policy)
-        return "own task", task
-    world = fleet.task(0)
-    if isinstance(goal, str):
-        raise UserError(f"a goal must be two numbers, such as (0.6, 0.5), got {goal!r}")
-    if world.with_goal is None:
-        raise UserError(f"the agents of {run.folder.name} have no goal that can be set; name one of them by its number")
-    return "goal " + ",".join(f"{x:g}" for x in goal or ()), world.with_goal(goal)
+        share = name in SHARES
+        found[name] = share_interval(int(values.sum()), len(values)) if share else mean_interval(values)
+    return found
 
 
 def check_counts(**counts: int) -> None:

@@ -13,6 +13,7 @@ from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import check_widths, forward, gaussian_mlp, init_layers, mlp, observation_size
+from perfedrl.saved_policies import descriptions
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 
@@ -49,6 +50,11 @@ class ActorCritic(Policy):
     def in_numpy(self) -> Callable[[Params], Decide] | None:
         decide = self.actor.in_numpy
         return None if decide is None else lambda params: decide(params["actor"])
+
+    @property
+    def description(self) -> descriptions.ActorCriticDescription | None:
+        actor = self.actor.description
+        return None if actor is None else descriptions.ActorCriticDescription(actor=actor)
 
     # Members that a policy with a value network lacks.
     states = probabilities = gain = None

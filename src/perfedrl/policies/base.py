@@ -10,6 +10,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.contracts import default_property, undefined
 from perfedrl.errors import UserError
+from perfedrl.saved_policies.descriptions import Description
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 Decide = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -92,6 +93,13 @@ class Policy(eqx.Module):
 
         There a decision takes ten microseconds, and a compiled call several times that. Where it is None, `sample` is
         compiled. Both decide alike, up to rounding.
+        """
+
+    @default_property
+    def description(self) -> Description | None:
+        """The policy as a plain table, with which a file of its parameters can be opened and acted with without JAX.
+
+        The classes of such tables are in `perfedrl.saved_policies.descriptions`.
         """
 
     # Exact quantities and the theory's constants.

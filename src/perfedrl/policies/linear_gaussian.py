@@ -12,6 +12,7 @@ from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Policy
 from perfedrl.policies.mlp import observation_size, times
+from perfedrl.saved_policies import descriptions
 from perfedrl.types import Array, Noise, Params
 
 GAIN = 1.62
@@ -45,6 +46,11 @@ class LinearGaussian(Policy):
     @property
     def noise(self) -> int:
         return self.action_size if self.std else 0
+
+    @property
+    def description(self) -> descriptions.LinearGaussianDescription:
+        m, n = self.gain.shape
+        return descriptions.LinearGaussianDescription(shape=(m, n), std=self.std, learn_std=self.learn_std)
 
     def init(self, key: PRNGKeyArray) -> Params:
         gain = jnp.asarray(self.gain, float)

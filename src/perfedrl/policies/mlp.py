@@ -1,6 +1,6 @@
 """Neural policies: a multilayer perceptron with tanh units under a softmax or a Gaussian."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -8,22 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
-from scipy.special import ndtri
 
 from perfedrl.envs import Fleet
 from perfedrl.envs.inverse_transform import inverse_cdf, standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.regularity import softmax_of_network
+from perfedrl.saved_policies import descriptions
+from perfedrl.saved_policies.decisions import Gaussian, SeveralSoftmaxes, Softmax, network
 from perfedrl.types import Array, Noise, Params
 
 LAST_SCALE = 0.1
 """Initial standard deviation of the last layer's weights: the first policy is nearly uniform over actions."""
 
 WIDEST = 65_536
-
-EDGE = np.finfo(np.float32).eps / 2
-"""Uniforms are clipped to [EDGE, 1 - EDGE] before they become normal draws in NumPy."""
 
 
 class MLPSoftmax(Policy):
@@ -60,8 +58,11 @@ class MLPSoftmax(Policy):
         return -jnp.sum(jnp.exp(logp) * logp)
 
     def in_numpy(self, params: Params) -> Decide:
-        outputs = network(params)
-        return lambda obs, u: choice(outputs(obs), u[:, 0])
+        return Softmax(network(as_numpy(params))).draw
+
+    @property
+    def description(self) -> descriptions.MLPSoftmaxDescription:
+        return descriptions.MLPSoftmaxDescription(widths=self.widths)
 
     def regularity_within(self, radius: float, observation: float) -> tuple[float, float, float]:
         """G, M and Lambda of Assumption 2 on |theta| <= radius, for observations of bounded norm."""
@@ -103,12 +104,11 @@ class MLPFactored(Policy):
         return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
 
     def in_numpy(self, params: Params) -> Decide:
-        outputs, cuts = network(params), np.cumsum(self.actions)[:-1]
+        return SeveralSoftmaxes(network(as_numpy(params)), self.actions).draw
 
-        def parts(obs):
-            return np.split(outputs(obs), cuts, axis=1)
-
-        return lambda obs, u: np.stack([choice(part, u[:, i]) for i, part in enumerate(parts(obs))], axis=1)
+    @property
+    def description(self) -> descriptions.MLPFactoredDescription:
+        return descriptions.MLPFactoredDescription(widths=self.widths, actions=self.actions)
 
     def _parts(self, outputs: Float[Array, " k"]) -> Sequence[Float[Array, " a"]]:
         return jnp.split(outputs, np.cumsum(self.actions)[:-1])
@@ -156,8 +156,11 @@ class GaussianMLP(Policy):
         return jnp.sum(params["log_std"] + 0.5 * np.log(2 * np.pi * np.e))
 
     def in_numpy(self, params: Params) -> Decide:
-        outputs, std = network(params["mean"]), np.exp(np.asarray(params["log_std"]))
-        return lambda obs, u: (outputs(obs) + std * normal(u)).astype(np.float32)
+        return Gaussian(network(as_numpy(params["mean"])), np.exp(np.asarray(params["log_std"]))).draw
+
+    @property
+    def description(self) -> descriptions.GaussianMLPDescription:
+        return descriptions.GaussianMLPDescription(widths=self.widths)
 
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
@@ -195,27 +198,9 @@ def check_widths(widths: Sequence[int]) -> None:
         raise UserError(f"an MLP needs at least two widths, each from 1 to {WIDEST}; they are {list(widths)}")
 
 
-def network(layers: Params) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, "n k"]]:
-    """Return a function that computes a network's outputs for a batch of inputs, in NumPy."""
-    plain = jax.tree.map(np.asarray, layers)
-
-    def outputs(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
-        for i, layer in enumerate(plain):
-            x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
-        return x
-
-    return outputs
-
-
-def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Draw from the softmax of each row by inverse transform, in NumPy."""
-    cdf = np.cumsum(np.exp(logits - logits.max(axis=1, keepdims=True)), axis=1)
-    return ((u * cdf[:, -1])[:, None] >= cdf[:, :-1]).sum(axis=1, dtype=np.int32)
-
-
-def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
-    """Draw standard normal numbers by inverse transform, in NumPy."""
-    return ndtri(np.clip(u, EDGE, 1 - EDGE))
+def as_numpy(params: Params) -> Any:
+    """Return parameters as NumPy arrays."""
+    return jax.tree.map(np.asarray, params)
 
 
 def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored:

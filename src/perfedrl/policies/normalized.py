@@ -14,19 +14,12 @@ from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import observation_size
+from perfedrl.saved_policies import descriptions
+from perfedrl.saved_policies.decisions import LARGEST, SMALLEST, clipped, standard_deviation
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 NORMALIZER = "normalizer"
 """The key of the moments among the parameters; under it are "observations" and "rewards"."""
-
-LARGEST = 10.0
-"""Normalized observations and returns are clipped to [-LARGEST, LARGEST]."""
-
-SHARE = 1e-6
-"""Smallest variance as a share of the mean square: smaller ones are rounding errors in single precision."""
-
-SMALLEST = 1e-8
-"""Smallest variance, and smallest mean square of returns: bounds the scale of the first reward after none."""
 
 
 class Normalized(Policy):
@@ -88,6 +81,11 @@ class Normalized(Policy):
         inner = self.policy.in_numpy
         return None if inner is None else lambda params: self._in_numpy(inner, params)
 
+    @property
+    def description(self) -> descriptions.NormalizedDescription | None:
+        inner = self.policy.description
+        return None if inner is None else descriptions.NormalizedDescription(observations=self.size, policy=inner)
+
     def init(self, key: PRNGKeyArray) -> Params:
         moments = {}
         if self.size is not None:
@@ -117,12 +115,12 @@ class Normalized(Policy):
         if self.size is None:
             return decide
         mean, std = (np.asarray(x) for x in self.mean_and_std(params))
-        return lambda obs, u: decide(np.clip((obs - mean) / std, -LARGEST, LARGEST), u)
+        return lambda obs, u: decide(clipped(obs, mean, std), u)
 
     def mean_and_std(self, params: Params) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return mean and standard deviation of each observation component."""
         mean, square = (jax.lax.stop_gradient(params[NORMALIZER]["observations"][name]) for name in ("mean", "square"))
-        return mean, jnp.sqrt(jnp.maximum(square - mean**2, jnp.maximum(SHARE * square, SMALLEST)))
+        return mean, standard_deviation(mean, square, jnp)
 
     def scaled(self, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return returns in units of their root mean square, clipped."""

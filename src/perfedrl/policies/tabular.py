@@ -12,6 +12,7 @@ from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.policies.base import TablePolicy
+from perfedrl.saved_policies import descriptions
 from perfedrl.types import Array, Noise
 
 
@@ -36,6 +37,10 @@ class TableSoftmax(TablePolicy):
 
     def log_prob(self, params: Float[Array, "S A"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
         return jax.nn.log_softmax(params)[obs, action]
+
+    @property
+    def description(self) -> descriptions.TableSoftmaxDescription:
+        return descriptions.TableSoftmaxDescription(states=self.states, actions=self.actions)
 
     def entropy(self, params: Float[Array, "S A"], obs: Int[Array, ""]) -> Float[Array, ""]:
         """The entropy of the action distribution in a state."""
@@ -94,6 +99,11 @@ class LogLinearSoftmax(TablePolicy):
 
     def log_prob(self, params: Float[Array, " d"], obs: Int[Array, ""], action: Int[Array, ""]) -> Float[Array, ""]:
         return jax.nn.log_softmax(self._logits(params))[obs, action]
+
+    @property
+    def description(self) -> descriptions.LogLinearSoftmaxDescription:
+        phi = tuple(tuple(tuple(row) for row in rows) for rows in np.asarray(self.features, float).tolist())
+        return descriptions.LogLinearSoftmaxDescription(states=self.states, actions=self.actions, features=phi)
 
     def entropy(self, params: Float[Array, " d"], obs: Int[Array, ""]) -> Float[Array, ""]:
         """The entropy of the action distribution in a state."""
