@@ -5,10 +5,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 from platformdirs import user_cache_dir
+
+from perfedrl.memory import Need, check_memory, estimate
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {
@@ -26,21 +28,50 @@ OPTIONS: dict[str, dict[str, Any]] = {
 MIN_COMPILE_TIME = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 
 
-def jit(f: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+@runtime_checkable
+class Jitted(Protocol):
+    """A function that is compiled on its first call with arguments of new shapes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; a program that does not fit into memory is rejected before it is compiled."""
+        ...
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The traced program for some arguments, which a later call uses."""
+        ...
+
+    def need(self, *args: Any, **kwargs: Any) -> Need:
+        """The estimated memory of a call."""
+        ...
+
+    def compilations(self) -> int:
+        """The number of compiled programs."""
+        ...
+
+
+def jit(f: Callable[..., Any], **kwargs: Any) -> Jitted:
     """Apply `jax.jit` with the options for the backend in use; inside another jit the function is simply called."""
 
     @lru_cache
     def compiled(backend: str):
         return jax.jit(f, compiler_options=options(backend), **kwargs)
 
+    def trace(*args, **kwargs):
+        return compiled(jax.default_backend()).trace(*args, **kwargs)
+
+    def need(*args, **kwargs) -> Need:
+        return estimate(trace(*args, **kwargs).jaxpr)
+
     @wraps(f)
     def call(*args, **kwargs):
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
             return f(*args, **kwargs)
+        check_memory(need(*args, **kwargs))
         return compiled(jax.default_backend())(*args, **kwargs)
 
+    call.trace, call.need = trace, need  # type: ignore[attr-defined]
     call.compilations = lambda: compiled(jax.default_backend())._cache_size()  # type: ignore[attr-defined]
-    return call
+    return cast(Jitted, call)
 
 
 @lru_cache

@@ -16,6 +16,12 @@ class DivergenceError(UserError):
     """Parameters became infinite or nan in training."""
 
 
+def in_one_line(error: BaseException) -> str:
+    """Return the kind of an exception and the first line of its message."""
+    first = str(error).strip().partition("\n")[0].strip()
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" with the known names closest to a word, or else a list of all known names."""
     known = sorted(known)

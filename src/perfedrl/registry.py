@@ -1,6 +1,5 @@
 """Registries: from the name of a part in a config to its factory, with checked parameters."""
 
-import importlib
 import inspect
 import json
 import types
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from perfedrl.errors import UserError, nearest
+from perfedrl.own_modules import imported
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,7 @@ def registry(kind: str, /, **entries: Callable[..., Any]) -> Registry:
 
 
 def _import(reference: str, kind: str) -> Callable[..., Any]:
-    module, _, attribute = reference.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the {kind} {reference!r} cannot be imported: {error}") from error
+    factory = imported(reference, kind)
     if not callable(factory):
         raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}; expected a function or a class")
     return factory

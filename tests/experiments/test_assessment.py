@@ -59,6 +59,12 @@ def test_an_assessment_has_outcomes_by_step_and_costs(unseen):
     assert all(np.array_equal(x, again.outcomes[name]) for name, x in found.outcomes.items())
 
 
+def test_the_training_agents_can_be_assessed_too(unseen):
+    found = assess(unseen, steps=1, trajectories=4, held_out=False)
+    assert found.part == "training"
+    assert found.outcomes["return"].shape == (3, 2, 2), "seeds, steps, agents"
+
+
 @pytest.mark.slow
 def test_an_assessment_from_scratch_uses_fresh_parameters_and_has_no_cost(unseen):
     settings = {"steps": 1, "trajectories": 4, "episodes": 64}

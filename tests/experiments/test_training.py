@@ -51,6 +51,14 @@ def test_reading_a_run_back_gives_the_same_run(finished):
     assert_same(again, finished)
 
 
+def test_a_run_is_shown_in_a_few_lines(finished):
+    shown = repr(finished)
+    assert len(shown.splitlines()) <= 3
+    assert len(shown) < 500
+    for words in (finished.folder.name, "per-fedavg-pg on gridworld", "6 rounds, 2 seeds", "4 agents and 1 held out"):
+        assert words in shown
+
+
 def test_a_finished_run_is_not_trained_again(finished, monkeypatch):
     monkeypatch.setattr(runner._Group, "train", lambda *_, **__: pytest.fail("trained again"))
     assert_same(train(CONFIG, finished.folder.parent), finished)
@@ -135,6 +143,44 @@ def test_a_run_that_another_process_trains_is_rejected(tmp_path):
     assert list(tmp_path.iterdir()) == [], "the lock is removed"
 
 
+def test_restart_leaves_the_checkpoint_of_a_run_that_another_process_trains(tmp_path):
+    other = make_config(OTHER)
+    with pytest.raises(Interrupted):
+        train(CONFIG, tmp_path, observers=[StopAt(4)])
+    with store.locked(tmp_path, other), pytest.raises(pf.UserError, match=f"is training {other.folder}"):
+        train([CONFIG, other], tmp_path, restart=True)
+    assert store.load_checkpoint(tmp_path, CONFIG).round == 4, "nothing is deleted before everything is locked"
+    with store.locked(tmp_path, CONFIG):
+        with pytest.raises(pf.UserError, match=f"is training {CONFIG.folder}"):
+            train(CONFIG, tmp_path, restart=True)
+        assert (tmp_path / f"{CONFIG.folder}.partial" / store.LOCK).exists(), "the lock is its owner's"
+    assert store.load_checkpoint(tmp_path, CONFIG).round == 4
+
+
+def test_a_lock_file_that_its_owner_removed_is_not_the_lock(tmp_path, monkeypatch):
+    """The owner ends between the moments at which the second process opens the file and locks it."""
+    folder, flock, opened = store.partial_folder(tmp_path, CONFIG), store.fcntl.flock, []
+
+    def late(file, how):
+        if not opened:
+            (folder / store.LOCK).unlink()
+        opened.append(file)
+        flock(file, how)
+
+    monkeypatch.setattr(store.fcntl, "flock", late)
+    with store.locked(tmp_path, CONFIG):
+        assert len(opened) == 2
+        assert (folder / store.LOCK).exists()
+
+
+def test_the_lock_of_the_next_process_outlives_a_finished_run(tmp_path):
+    folder = store.partial_folder(tmp_path, CONFIG)
+    with store.locked(tmp_path, CONFIG):
+        (folder / store.LOCK).unlink()  # as a finished run does
+        (folder / store.LOCK).write_bytes(b"")
+    assert (folder / store.LOCK).exists()
+
+
 def test_a_run_folder_has_a_copy_of_the_arrays_that_it_was_trained_on(tmp_path):
     arrays = {"P": np.full((2, 2, 2, 2), 0.5), "r": np.ones((2, 2, 2)), "mu": np.full((2, 2), 0.5)}
     np.savez(tmp_path / "mdps.npz", **arrays)
@@ -161,6 +207,38 @@ def test_a_damaged_run_is_trained_again_with_restart(finished, tmp_path):
     with pytest.raises(pf.UserError, match="with --restart"):
         train(CONFIG, root)
     assert_same(train(CONFIG, root, restart=True), finished)
+
+
+def test_a_restart_keeps_files_that_are_not_the_runs(finished, tmp_path):
+    root = tmp_path / "runs"
+    shutil.copytree(finished.folder.parent, root)
+    (root / CONFIG.folder / "notes.txt").write_text("keep me")
+    (root / CONFIG.folder / "best.safetensors").write_bytes(b"of an earlier run")
+    train(CONFIG, root, restart=True)
+    assert sorted(path.name for path in (root / CONFIG.folder).iterdir()) == sorted([*store.FILES, "notes.txt"])
+    assert not list(root.glob(".replaced-*"))
+
+
+def test_a_file_in_the_place_of_a_run_is_not_replaced(tmp_path):
+    (tmp_path / CONFIG.folder).write_text("keep me")
+    with pytest.raises(pf.UserError, match="is a file; the run's folder needs its name"):
+        train(CONFIG, tmp_path)
+    assert (tmp_path / CONFIG.folder).read_text() == "keep me"
+
+
+def test_a_config_may_be_named_by_its_file(finished, tmp_path):
+    (tmp_path / "tiny.toml").write_text(CONFIG.to_toml())
+    assert train(tmp_path / "tiny.toml", finished.folder.parent).from_disk
+
+
+def test_interrupted_runs_are_listed_with_their_round(tmp_path, run):
+    with pytest.raises(Interrupted):
+        train(CONFIG, tmp_path / "runs", observers=[StopAt(2)])
+    code, out, _ = run("list")
+    assert code == 0
+    assert f"interrupted: {CONFIG.folder}.partial, round 2 of {CONFIG.rounds}; train its config to go on" in out
+    train(CONFIG, tmp_path / "runs")
+    assert "interrupted" not in run("list")[1]
 
 
 def test_compiled_programs_are_cached_on_disk(tmp_path):

@@ -13,7 +13,7 @@ from perfedrl.algorithms import FedAvgPG, ServerState
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.experiments.evaluate import check_shared
-from perfedrl.experiments.stats import Interval, bootstrap_interval
+from perfedrl.experiments.stats import Interval, bootstrap_interval, over_agents
 from perfedrl.experiments.store import Run
 from perfedrl.key_domains import EVALUATION
 from perfedrl.simulation.evaluation import MonteCarlo
@@ -62,14 +62,14 @@ class Assessment:
     def _row(self, k: int) -> StepOutcomes:
         """Outcomes after k steps."""
         at_step = {name: x[:, k] for name, x in self.outcomes.items()}
-        mean = {name: bootstrap_interval(x.mean(axis=-1)) for name, x in at_step.items()}
+        mean = {name: bootstrap_interval(over_agents(x)) for name, x in at_step.items()}
         worst = {name: bootstrap_interval(worst_agent(name, x)) for name, x in at_step.items()}
         return StepOutcomes(k, k * self.trajectories, mean, worst)
 
 
 def worst_agent(outcome: str, values: Float[np.ndarray, "seed agent"]) -> Float[np.ndarray, " seed"]:
-    """The outcome of the worst agent for every seed: the smallest value, or the largest distance."""
-    return values.max(axis=-1) if outcome == "distance" else values.min(axis=-1)
+    """The outcome of the worst measured agent for every seed: the smallest value, or the largest distance."""
+    return np.fmax.reduce(values, axis=-1) if outcome == "distance" else np.fmin.reduce(values, axis=-1)
 
 
 def assess(
@@ -80,19 +80,24 @@ def assess(
     episodes: int | None = None,
     alpha: float | None = None,
     scratch: bool = False,
+    held_out: bool | None = None,
 ) -> Assessment:
     """Measure a run's initialization on its held-out agents (on the training agents if there are none).
 
-    Agents take up to `steps` policy-gradient steps from `trajectories` trajectories each. The step size is `alpha`, or
-    by default the run's step size at deployment. With `scratch` agents start from fresh parameters instead.
-    `episodes` is the number of episodes over which an agent is measured, by default that of the run.
+    `held_out` chooses one of the two. Agents take up to `steps` policy-gradient steps from `trajectories` trajectories
+    each. The step size is `alpha`, or by default the run's step size at deployment. With `scratch` agents start from
+    fresh parameters instead. `episodes` is the number of episodes over which an agent is measured, by default that of
+    the run.
     """
     check_settings(run, steps, trajectories, episodes, alpha, scratch)
+    if held_out and run.config.experiment.fleet.held_out is None:
+        raise UserError(f"{run.folder.name} has no held-out agents; leave out held_out = True")
     message = jax.tree.map(lambda x: x[0], run.message)
     simulation, state = simulation_and_state(run, episodes, alpha, scratch)
     fleet = simulation.fleet
     # A round that neither training nor the run's evaluations reach, so that all episodes are fresh.
-    moment, held_out = EVALUATION + run.config.rounds + 2, fleet.held_out is not None
+    moment = EVALUATION + run.config.rounds + 2
+    held_out = fleet.held_out is not None if held_out is None else held_out
     try:
         measured = simulation.each_agent(partial(step_by_step, steps, trajectories, alpha), state, moment, held_out)
     finally:

@@ -30,10 +30,14 @@ from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
 from perfedrl.experiments.normalization import check_curvature, normalize, personal_moments
+from perfedrl.experiments.plausibility import warn_of_implausible_settings
+from perfedrl.experiments.start_parameters import StartTable, start_parameters
 from perfedrl.policies import POLICIES, Policy
 from perfedrl.registry import Registry, abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
 from perfedrl.simulation.experiment import Experiment
+
+MOST_AGENTS = 1_000_000
 
 KINDS: Mapping[str, Registry] = MappingProxyType(
     {
@@ -82,17 +86,19 @@ class Server(BaseModel):
     eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
 
 
-def build(config: Any) -> Experiment:
-    """Build the experiment that a config describes; mistakes are found here, before anything compiles."""
+def build(config: Any, fleet: Fleet | None = None) -> Experiment:
+    """Build the experiment that a config describes; mistakes are found here, before anything compiles.
+
+    A given fleet takes the place of the one that the config's table describes.
+    """
     if isinstance(config.evaluate_every, tuple) and config.evaluate_every[-1] != config.rounds:
         last = config.evaluate_every[-1]
         raise UserError(f"evaluate_every must end with the last round, {config.rounds}, got {last}")
-    fleet = ENVS[config.fleet["env"]](**without(config.fleet, "env"))
-    check_kind(fleet, Fleet, "environment", config.fleet["env"])
+    warn_of_implausible_settings(config)
+    fleet = make_fleet(config) if fleet is None else fleet
     policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name"))
     check_kind(policy, Policy, "policy", config.policy["name"])
-    algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
-    check_algorithm(algorithm, config.algorithm["name"])
+    algorithm = unwrapped_algorithm(config)
     algorithm.check_supports(fleet, policy)
     policy = normalize(config.normalization, fleet, policy, algorithm)
     agent = Sampled(
@@ -105,15 +111,47 @@ def build(config: Any) -> Experiment:
     check_kind(evaluation, Evaluation, "evaluation", config.evaluation["name"])
     if not algorithm.serves_unseen and fleet.held_out is not None:
         raise UserError(f"{config.algorithm['name']} learns nothing for held-out agents; remove them from the fleet")
-    weights = (config.aggregation or {}).get("weights")
-    check_agents(algorithm, fleet.agents, weights)
-    wrapped = wrap(config, algorithm, float(fleet.agents if weights is None else sum(weights)))
-    return Experiment(fleet, policy, wrapped, agent, evaluation, weights, config.participation, config.start)
+    wrapped, weights = wrap(config, algorithm, fleet.agents), agent_weights(config)
+    start = config.start
+    if isinstance(start, StartTable):
+        start = start_parameters(start, policy)
+        for seed in config.seeds:
+            start.row(seed)
+    return Experiment(fleet, policy, wrapped, agent, evaluation, weights, config.participation, start)
 
 
-def wrap(config: Any, algorithm: Algorithm, total: float) -> Algorithm:
-    """Put the wrappers that a config asks for around its algorithm; `total` is the sum of the agents' weights."""
-    moments = config.normalization
+def make_fleet(config: Any) -> Fleet:
+    """Make the fleet that a config describes."""
+    env = config.fleet["env"]
+    for name in ("agents", "goals", "held_out"):
+        count = config.fleet.get(name)
+        if isinstance(count, int) and count > MOST_AGENTS:
+            raise UserError(f"the fleet {env!r}: {name} must be at most {MOST_AGENTS}; it is {count}")
+    try:
+        fleet = ENVS[env](**without(config.fleet, "env"))
+    except MemoryError as error:
+        raise UserError(f"the fleet {env!r} does not fit into memory: {error}; make it smaller") from error
+    check_kind(fleet, Fleet, "environment", env)
+    return fleet
+
+
+def unwrapped_algorithm(config: Any) -> Algorithm:
+    """The algorithm that a config names, without wrappers."""
+    algorithm = ALGORITHMS[config.algorithm["name"]](**without(config.algorithm, "name"))
+    check_algorithm(algorithm, config.algorithm["name"])
+    return algorithm
+
+
+def agent_weights(config: Any) -> Any:
+    """The agents' weights in the server's mean; None where all are equal."""
+    return (config.aggregation or {}).get("weights")
+
+
+def wrap(config: Any, algorithm: Algorithm, agents: int) -> Algorithm:
+    """Put the wrappers that a config asks for around its algorithm, for so many training agents."""
+    moments, weights = config.normalization, agent_weights(config)
+    check_agents(algorithm, agents, weights)
+    total = float(agents if weights is None else sum(weights))
     return compose(
         algorithm,
         layers_of(config, algorithm, total),

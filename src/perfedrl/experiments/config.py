@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.algorithms import AGGREGATIONS, ALGORITHMS, ATTACKS, unwrapped
 from perfedrl.algorithms.control_variate import MEMORY
-from perfedrl.envs import ENVS
+from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
@@ -30,7 +30,9 @@ from perfedrl.experiments.build import (
     without_defaults,
 )
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
+from perfedrl.experiments.own_code import changed_code, code_digests, without_source
+from perfedrl.experiments.settings import read_table, resolve_fleet_file, resolve_start, validated
+from perfedrl.experiments.start_parameters import StartTable, complete_start
 from perfedrl.policies import POLICIES
 from perfedrl.registry import abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS
@@ -57,7 +59,8 @@ class Config(BaseModel):
     seeds: tuple[int, ...]
     rounds: int = Field(ge=1, le=MOST_ROUNDS)
     evaluate_every: int | tuple[int, ...] = 1
-    start: int | Literal["per-seed"] = 0
+    start: int | Literal["per-seed"] | StartTable = 0
+    keep: Literal["last", "best"] = "last"
     fleet: dict[str, Any]
     policy: dict[str, Any]
     algorithm: dict[str, Any]
@@ -72,6 +75,7 @@ class Config(BaseModel):
     server: Server | None = None
     privacy: Privacy | None = None
     attack: dict[str, Any] | None = None
+    code: dict[str, str] | None = Field(default=None, validate_default=True)
 
     @field_validator("name")
     @classmethod
@@ -111,11 +115,15 @@ class Config(BaseModel):
     @field_validator("start", mode="before")
     @classmethod
     def _start(cls, value: Any) -> Any:
-        if value != "per-seed" and not (whole(value) and 0 <= value < 2**32):
-            raise UserError(
-                f'start must be a whole number from 0 to 2**32 - 1, or "per-seed", got {abbreviated(value)}'
-            )
-        return value
+        """A number, "per-seed", or the folder of a run, whose parameters count by their content."""
+        if value == "per-seed" or isinstance(value, StartTable) or (whole(value) and 0 <= value < 2**32):
+            return value
+        if isinstance(value, str | dict):
+            return complete_start(value)
+        raise UserError(
+            f'start must be a whole number from 0 to 2**32 - 1, "per-seed", or the folder of a run, '
+            f"got {abbreviated(value)}"
+        )
 
     @field_validator("fleet")
     @classmethod
@@ -179,6 +187,12 @@ class Config(BaseModel):
             )
         return table
 
+    @field_validator("code")
+    @classmethod
+    def _code(cls, digests: dict[str, str] | None, info: Any) -> dict[str, str] | None:
+        """The digests of own code that the config names: those of a saved config, or of the code that is here now."""
+        return digests or code_digests(_tables(info.data)) or None
+
     @field_validator("normalization")
     @classmethod
     def _normalization(cls, table: Normalization | None) -> Normalization | None:
@@ -187,11 +201,26 @@ class Config(BaseModel):
 
     @cached_property
     def digest(self) -> str:
-        """Ten hex digits that identify everything but the name; a file of arrays counts by its content.
+        """Ten hex digits that identify everything but the name; a file of arrays and own code count by their content.
 
         Settings at their defaults are left out, so that a new setting does not change the digests of older configs.
         """
-        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:10]
+        return _short_digest(self._content())
+
+    @property
+    def digest_without_code(self) -> str:
+        """The digest of earlier versions, which did not count own code."""
+        return _short_digest({key: value for key, value in self._content().items() if key != "code"})
+
+    @property
+    def code_without_source(self) -> list[str]:
+        """The names of own code whose source is not found, so that a change of it goes unnoticed."""
+        return without_source(_tables(dict(self)))
+
+    @property
+    def changed_code(self) -> list[str]:
+        """The names of own code that is not the code with which this config was saved."""
+        return changed_code(_tables(dict(self)), self.code or {})
 
     @property
     def stops(self) -> list[int]:
@@ -223,26 +252,73 @@ class Config(BaseModel):
         """The experiment that the config describes, built once; mistakes are found here, before anything compiles."""
         return build(self)
 
+    def with_fleet(self, fleet: Fleet) -> "Config":
+        """This config with its experiment built on another fleet than its table describes."""
+        other = self.model_copy()
+        other.__dict__["experiment"] = build(self, fleet)
+        return other
+
     @property
     def parts(self) -> Experiment:
         """The old name of `experiment`."""
         warnings.warn("Config.parts is now Config.experiment", DeprecationWarning, stacklevel=2)
         return self.experiment
 
-    def to_toml(self, **fleet: Any) -> str:
-        """The config as TOML, defaults included; reading it back gives an equal config. `fleet` replaces settings."""
-        content = self.model_dump(mode="json")
+    def to_toml(self, start_path: str | None = None, **fleet: Any) -> str:
+        """The config as TOML, defaults included; reading it back gives an equal config.
+
+        `fleet` replaces settings of the fleet, `start_path` the path of the start parameters.
+        """
+        content = self.table
         content["fleet"] |= fleet
-        return tomli_w.dumps(_without_none(content))
+        if start_path is not None:
+            content["start"]["path"] = start_path
+        return tomli_w.dumps(content)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The config as a table, defaults included."""
+        return _without_none(self.model_dump(mode="json"))
+
+    def with_rounds(self, rounds: int) -> "Config":
+        """The same config with more or fewer rounds; of rounds in `evaluate_every`, those before the last stay."""
+        every = self.evaluate_every
+        if isinstance(every, tuple):
+            every = (*(stop for stop in every if stop < rounds), rounds)
+        return parse_config({**self.table, "rounds": rounds, "evaluate_every": every})
 
     def _content(self) -> dict[str, Any]:
         content = self.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
         if content["fleet"].get("sha256"):
             content["fleet"].pop("file")
+        if isinstance(content.get("start"), dict):
+            content["start"].pop("path")
         for part, known in KINDS.items():
             if part in content:
                 content[part] = without_defaults(content[part], known)
+        if self.fleet["env"] == "gymnasium":
+            content["fleet"] = self._with_scaling(content["fleet"])
         return content
+
+    def _with_scaling(self, fleet: dict[str, Any]) -> dict[str, Any]:
+        """State scaled actions, although they are the default, and leave out unscaled ones, which once were it.
+
+        So a run with unscaled actions keeps its digest, and is not taken for one with scaled actions. The policy `mlp`
+        chooses among discrete actions, for which the setting means nothing.
+        """
+        scaled = self.fleet["scale_actions"] and self.policy["name"] != "mlp"
+        rest = {key: value for key, value in fleet.items() if key != "scale_actions"}
+        return {**rest, "scale_actions": True} if scaled else rest
+
+
+def _tables(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tables of a config that name parts, without the names of files."""
+    return [{k: v for k, v in settings[part].items() if k != "file"} for part in KINDS if settings.get(part)]
+
+
+def _short_digest(content: Mapping[str, Any]) -> str:
+    """The first ten hex digits of the sha256 of a table."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def load_config(path: str | Path) -> Config:
@@ -258,10 +334,10 @@ def load_config(path: str | Path) -> Config:
 def read_config(path: str | Path) -> Config:
     """Read a config from a TOML file and check its settings; its experiment is built on first use.
 
-    A file that the config names is looked for in the config's own folder.
+    A file that the config names is looked for in the config's own folder, a run to start from also in the current one.
     """
     path = Path(path)
-    table = resolve_fleet_file(path, read_table(path, "config"))
+    table = resolve_start(path, resolve_fleet_file(path, read_table(path, "config")))
     try:
         return parse_config(table)
     except UserError as error:

@@ -1,5 +1,6 @@
 """Evaluation of a saved run: the return of every agent before and after adaptation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.simulation.measurements import deployed_step_size
 from perfedrl.simulation.simulator import Simulation
+
+ROUNDING = 1e-6
+"""Relative differences of returns below this are rounding errors of single precision."""
 
 
 class AgentReturn(NamedTuple):
@@ -60,6 +64,38 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
             number = i + (fleet.agents if part == "held-out" else 0)
             rows.append(AgentReturn(number, part, first, second, optimum))
     return rows
+
+
+class StepLoss(NamedTuple):
+    """An agent whose mean return over seeds is lower after its step than before."""
+
+    agent: int
+    before: float
+    after: float
+
+
+class StepLosses(NamedTuple):
+    """The agents that lose by their step, and the number of agents that were measured."""
+
+    lost: list[StepLoss]
+    agents: int
+
+
+def losses_of_run(run: Run) -> StepLosses:
+    """The agents that lose by their step at a run's last evaluation, numbered as in `personalize`."""
+    h = run.history
+    parts = (h.before, h.held_out_before), (h.after, h.held_out_after)
+    return step_losses(*(np.concatenate([x[:, -1].mean(axis=0) for x in part]) for part in parts))
+
+
+def step_losses(before: Sequence[float] | np.ndarray, after: Sequence[float] | np.ndarray) -> StepLosses:
+    """Count the agents whose mean return falls; agents without a number before or after are left out."""
+    known = [
+        StepLoss(i, float(x), float(y))
+        for i, (x, y) in enumerate(zip(before, after, strict=True))
+        if np.isfinite([x, y]).all()
+    ]
+    return StepLosses([row for row in known if row.before - row.after > ROUNDING * abs(row.before)], len(known))
 
 
 def check_shared(run: Run) -> None:

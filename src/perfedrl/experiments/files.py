@@ -32,11 +32,26 @@ def check_file(path: Path) -> None:
     """Reject a file that cannot be written, before any work is done."""
     if path.is_dir():
         raise UserError(f"{path} is a folder; expected a file")
+    if path.name == "-":
+        raise UserError("- is not the name of a file; standard output has the table, so name a file")
     check_folder(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see either the old or the new content, also after a crash."""
+    """Write a file so that readers see either the old or the new content, also after a crash.
+
+    An error of the system, such as a full disk, names the file.
+    """
+    try:
+        replace_file(path, content)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -9,15 +9,13 @@ import numpy as np
 
 from perfedrl.envs import Fleet
 from perfedrl.envs.base import DataTask, PlayedTask
+from perfedrl.envs.new_agents import MOST_NUMBERS
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.registry import abbreviated
 from perfedrl.rollout import sampler
-from perfedrl.simulation.keys import start_key
+from perfedrl.simulation.simulator import Simulation
 from perfedrl.types import Params, Trajectory
-
-MOST_NUMBERS = 9
-"""The length of the longest array that a table shows; for longer arrays it shows the shape."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,17 @@ class Inspection:
     parameters: int
     trajectories: int
     bytes: int
+    memory: float
+    """The estimated memory that training needs, in bytes."""
+    new_agent: str = ""
+    """The settings of a new agent; empty where none can be made."""
 
 
 def inspect(config: Config) -> Inspection:
-    """Describe the fleet of a config; nothing is trained."""
+    """Describe the fleet of a config, after a check that its training fits into memory; nothing is trained."""
     experiment = config.experiment
+    simulation = Simulation(experiment, config.seeds)
+    need = simulation.check_memory(simulation.start())
     params = jax.eval_shape(experiment.policy.init, jax.random.key(0))
     shared, own = describe_agents(experiment.fleet)
     return Inspection(
@@ -45,6 +49,8 @@ def inspect(config: Config) -> Inspection:
         sum(x.size for x in jax.tree.leaves(params)),
         experiment.algorithm.trajectories_per_round,
         experiment.bytes_per_round,
+        need.bytes,
+        family.describe() if (family := experiment.fleet.new_agents) else "",
     )
 
 
@@ -83,9 +89,8 @@ def episode(config: Config, agent: int) -> tuple[Any, Params, Trajectory | None]
     count = fleet.agents + fleet.held_out_agents
     if not 0 <= agent < count:
         raise UserError(f"there is no agent {agent}: the fleet has {count}, numbered from 0, training agents first")
-    held_out = agent >= fleet.agents
-    task = fleet.task(agent - fleet.agents if held_out else agent, held_out=held_out)
-    params = policy.init(start_key(config.experiment.start_number(seed=0)))
+    task = fleet.agent(agent)
+    params = config.experiment.start_params(config.experiment.start_number(config.seeds[0]))
     if isinstance(task, DataTask):
         return task, params, None
     play = partial(sampler(task, policy).sample, m=1)

@@ -4,6 +4,7 @@ import platform
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 from perfedrl.experiments.store import FORMAT
 
 PACKAGES = ("perfedrl", "jax", "jaxlib", "equinox", "optax", "numpy")
+OPTIONAL = ("gymnasium", "mujoco")
+"""Packages that are recorded where they are installed."""
 
 
 def provenance(seconds: float) -> dict[str, Any]:
@@ -24,6 +27,7 @@ def provenance(seconds: float) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
+        **{name: version(name) for name in OPTIONAL if find_spec(name)},
         "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
         "system": f"{platform.system()} {platform.machine()}",
     }

@@ -17,11 +17,13 @@ Model = TypeVar("Model", bound=BaseModel)
 def read_table(path: Path, what: str) -> dict[str, Any]:
     """Read a TOML file; `what` is the kind of file, for error messages."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a mark at the beginning
     except FileNotFoundError as error:
         raise UserError(f"there is no {what} {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as {article(what)} {what}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read as {article(what)} {what}, since it is not text in UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read as {article(what)} {what}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
@@ -31,6 +33,16 @@ def resolve_fleet_file(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     fleet = table.get("fleet")
     if isinstance(fleet, dict) and isinstance(fleet.get("file"), str) and fleet["file"]:
         fleet["file"] = str(path.parent / fleet["file"])
+    return table
+
+
+def resolve_start(path: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Resolve a run to start from relative to the folder of the TOML file, if it is there."""
+    start = table.get("start")
+    named = start.get("path") if isinstance(start, dict) else start
+    if isinstance(named, str) and (path.parent / named).exists():
+        found = str(path.parent / named)
+        table["start"] = {**start, "path": found} if isinstance(start, dict) else found
     return table
 
 

@@ -1,29 +1,36 @@
 """Runs on disk: one folder with config.toml, history.npz, params.safetensors and provenance.json.
 
-If the config asks for a deployment, the folder also has deployment.npz. Every file is written under a temporary name
-and then renamed, and the folder gets its final name last, so that a folder with a run's name is complete. Until then a
-folder `.partial` holds the last checkpoint.
+Further files are there where a run has their content: deployment.npz if the config asks for a deployment,
+best.safetensors if it keeps the best parameters, start.safetensors if it started from another run's, and
+state.safetensors with what training carries from round to round beside the parameters. Every file is written under a
+temporary name and then renamed, and the folder gets its final name last, so that a folder with a run's name is
+complete. Until then a folder `.partial` holds the last checkpoint.
 """
 
 import json
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.files import RETRAIN_HINT, named_leaves, npz, read_npz, read_safetensors, write_atomically
+from perfedrl.experiments.start_parameters import StartTable
+from perfedrl.simulation.best_state import best_evaluation
+from perfedrl.simulation.failures import Counts
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.types import Params
 
@@ -32,18 +39,25 @@ try:
 except ImportError:  # Windows has no such locks; there a second process is not detected
     fcntl = None  # type: ignore[assignment]
 
+log = logging.getLogger("perfedrl")
+
 FORMAT = 3
 """The version of the layout of run folders; runs of other versions are rejected."""
 
 FILES = ("config.toml", "history.npz", "params.safetensors", "provenance.json")
-DEPLOYMENT = "deployment.npz"
+DEPLOYMENT, BEST, STATE, START = "deployment.npz", "best.safetensors", "state.safetensors", "start.safetensors"
 CHECKPOINT, LOCK, FLEET_FILE = "checkpoint.safetensors", "lock", "fleet.npz"
+MORE_FILES = (DEPLOYMENT, BEST, STATE, START, FLEET_FILE)
 PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its config, its measurements, the last message of every seed, and its provenance."""
+    """A finished run: its config, its measurements, the message of every seed, and its provenance.
+
+    `message` is that of the last round or, if the config keeps the best, of each seed's best evaluation; `at_end` is
+    the run with the message of the last round.
+    """
 
     folder: Path
     config: Config
@@ -51,6 +65,41 @@ class Run:
     message: PyTree
     provenance: Mapping[str, Any]
     deployment: Deployment | None = None
+    from_disk: bool = False
+    last_message: PyTree | None = None
+    """The message of the last round, where `message` is another."""
+
+    def __repr__(self) -> str:
+        c = self.config
+        seeds = f"{len(c.seeds)} seed{'s' if len(c.seeds) > 1 else ''}"
+        what = f"{c.algorithm['name']} on {c.fleet['env']}, {c.rounds} rounds, {seeds}"
+        return f"Run({str(self.folder)!r}: {what}, {self.origin};\n    history={self.history!r})"
+
+    @property
+    def at_end(self) -> "Run":
+        """The same run with the parameters of its last round in use."""
+        return self if self.last_message is None else replace(self, message=self.last_message, last_message=None)
+
+    @property
+    def kept(self) -> str:
+        """A sentence that says which parameters are in use, where a run keeps the best beside the last."""
+        if self.config.keep == "last":
+            return ""
+        if self.last_message is None:
+            return f"parameters of the last round, {self.config.rounds}"
+        best = self.history.rounds[best_evaluation(self.history)]
+        by = "held-out agents" if self.history.held_out_after.shape[-1] else "training agents"
+        when = f"round {best[0]}" if len(set(best)) == 1 else f"rounds {min(best)} to {max(best)}, by seed"
+        return f"parameters of the best evaluation by the return of {by} after adaptation: {when}"
+
+    @property
+    def origin(self) -> str:
+        """Whether the run was trained or read from disk, and when it was trained."""
+        finished = self.provenance["finished"][:16].replace("T", " ")
+        if self.from_disk:
+            return f"read from disk (trained on {finished} UTC)"
+        extended = self.provenance.get("extends")
+        return f"trained on from the end of {extended}" if extended else "trained"
 
     @cached_property
     def params(self) -> Params:
@@ -73,6 +122,11 @@ class Checkpoint:
     leaves: tuple[np.ndarray, ...]
     history: History
     seconds: float
+    failures: Counts | None = None
+    best: tuple[np.ndarray, ...] = ()
+    """The leaves of each seed's best state, where the run keeps it."""
+    extends: str = ""
+    """The finished run with fewer rounds at whose end this is, if it is one."""
 
 
 def save_run(
@@ -82,30 +136,53 @@ def save_run(
     deployment: Deployment | None,
     message: PyTree,
     provenance: Mapping[str, Any],
+    best: PyTree | None = None,
+    state: Mapping[str, np.ndarray] | None = None,
 ) -> Run:
-    """Write a finished run, remove its checkpoint and return the run; the folder is renamed when it is complete."""
+    """Write a finished run, remove its checkpoint and return the run; the folder is renamed when it is complete.
+
+    `best` is the message of each seed's best evaluation. `state` has the leaves of the fleet's state beside the
+    message, from which a longer run can go on.
+    """
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
-    own_file = {}
+    own_files: dict[str, Any] = {}
     if config.fleet.get("file"):
         write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
-        own_file = {"file": FLEET_FILE}
-    write_atomically(partial / "config.toml", config.to_toml(**own_file).encode())
+        own_files = {"file": FLEET_FILE}
+    if isinstance(config.start, StartTable):
+        write_atomically(partial / START, config.start.saved.encoded())
+        own_files |= {"start_path": START}
+    write_atomically(partial / "config.toml", config.to_toml(**own_files).encode())
     write_atomically(partial / "history.npz", npz(history.arrays()))
     if deployment is not None:
         write_atomically(partial / DEPLOYMENT, npz(deployment.arrays()))
     write_atomically(partial / "params.safetensors", save(named_leaves(message)))
+    if best is not None:
+        write_atomically(partial / BEST, save(named_leaves(best)))
+    if state:
+        write_atomically(partial / STATE, save(dict(state)))
     write_atomically(partial / "provenance.json", (json.dumps(dict(provenance), indent=2) + "\n").encode())
     for name in (CHECKPOINT, LOCK):
         (partial / name).unlink(missing_ok=True)
-    if folder.exists():
-        old = Path(tempfile.mkdtemp(dir=root, prefix=".replaced-"))
-        os.replace(folder, old / "run")
+    _put_in_place(partial, folder)
+    last = None if best is None else message
+    used = message if best is None else best
+    return Run(folder, config, history, used, dict(provenance), deployment, last_message=last)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Give a complete folder its final name; of a folder that it replaces, files that are not a run's are kept."""
+    if not folder.exists():
         os.replace(partial, folder)
-        shutil.rmtree(old)
-    else:
-        os.replace(partial, folder)
-    return Run(folder, config, history, message, dict(provenance), deployment)
+        return
+    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".replaced-"))
+    os.replace(folder, old / "run")
+    os.replace(partial, folder)
+    for path in (old / "run").iterdir():
+        if path.name not in (*FILES, *MORE_FILES):
+            os.replace(path, folder / path.name)
+    shutil.rmtree(old)
 
 
 def load_run(folder: str | Path, config: Config | None = None) -> Run:
@@ -124,22 +201,45 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
     _check_complete(folder, FILES)
     path = folder / "config.toml"
     on_disk = load_config(path) if config is None else read_config(path)
-    if not folder.name.endswith(on_disk.digest):
+    if not folder.name.endswith((on_disk.digest, on_disk.digest_without_code)):
         raise UserError(f"{path} is not the config of this run, since its digest is {on_disk.digest}; {RETRAIN_HINT}")
+    if on_disk.changed_code:
+        log.warning(
+            "%s was trained with another version of %s than the one that is here now",
+            folder.name,
+            " and ".join(on_disk.changed_code),
+        )
     config = on_disk if config is None else config
     history, deployment = read_npz(folder / "history.npz", History.of), None
+    if history.seeds.tolist() != list(config.seeds) or history.rounds[-1] != config.rounds:
+        raise UserError(f"{folder / 'history.npz'} is of another run than the config; {RETRAIN_HINT}")
     if config.experiment.evaluation.few_shot:
         _check_complete(folder, (DEPLOYMENT,))
         deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
-    leaves, _ = read_safetensors(folder / "params.safetensors")
     server, _ = config.experiment.algorithm.init(config.experiment.policy.init(jax.random.key(0)))
-    message = _unflatten_like(server.message, leaves, len(config.seeds))
-    return Run(folder, config, history, message, provenance, deployment)
+
+    def message(name: str) -> PyTree:
+        return _unflatten_like(server.message, read_safetensors(folder / name)[0], len(config.seeds))
+
+    used, last = message("params.safetensors"), None
+    if config.keep == "best":
+        _check_complete(folder, (BEST,))
+        used, last = message(BEST), used
+    return Run(folder, config, history, used, provenance, deployment, from_disk=True, last_message=last)
+
+
+def made_or_read(what: str, made: int, dates: Sequence[str]) -> str:
+    """Count what was trained now and what was read from disk, with the first and the last date of the latter."""
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
+    read = f"{len(dates)} read from disk (trained on {when})" if dates else ""
+    return f"{what}: " + ", ".join(filter(None, (f"{made} trained" if made else "", read)))
 
 
 def _check_complete(folder: Path, files: Sequence[str]) -> None:
     """Reject a run folder in which files are missing."""
     missing = [name for name in files if not (folder / name).is_file()]
+    if missing and not any((folder / name).is_file() for name in FILES):
+        raise UserError(f"{folder} is not the folder of a run")
     if missing:
         raise UserError(f"{folder} is not a complete run: {', '.join(missing)} missing; {RETRAIN_HINT}")
 
@@ -151,9 +251,10 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         format_, complete = content["format"], {"seconds", "finished", "device"} <= set(content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        counts = [n for kinds in content.get("failures", {}).values() for n in kinds.values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
-    if not isinstance(format_, int) or not complete:
+    if not isinstance(format_, int) or not complete or not all(isinstance(n, int) for n in counts):
         raise UserError(f"{path} is damaged; {RETRAIN_HINT}")
     if format_ < FORMAT:
         raise UserError(f"{folder} was written by an older perfedrl (format {format_}, now {FORMAT}); {RETRAIN_HINT}")
@@ -176,12 +277,42 @@ def list_runs(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path / "provenance.json").stat().st_mtime)
 
 
+def list_interrupted(root: Path) -> list[tuple[Path, int, Config]]:
+    """The folders of interrupted runs, oldest first, with the round and the config of their checkpoint."""
+    found = []
+    for path in sorted(root.glob(f"*{PARTIAL}/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime):
+        with suppress(UserError, SafetensorError, OSError, KeyError, ValueError):  # of an earlier version, or damaged
+            with safe_open(path, framework="numpy") as file:
+                round_ = int((file.metadata() or {})["round"])
+            found.append((path.parent, round_, read_config(path.parent / "config.toml")))
+    return found
+
+
+def with_earlier_code(root: Path, config: Config) -> Path | None:
+    """The newest finished or interrupted run of the same config with other code of the user's own."""
+    earlier_runs = [*(folder for folder, *_ in list_interrupted(root)), *list_runs(root)]
+    for folder in sorted(earlier_runs if config.code else [], key=lambda path: -path.stat().st_mtime):
+        with suppress(UserError):  # somebody else's folder
+            earlier = read_config(folder / "config.toml")
+            same = (earlier.name, earlier.digest_without_code) == (config.name, config.digest_without_code)
+            if same and earlier.digest != config.digest:
+                return folder
+    return None
+
+
 def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
     """Write the checkpoint of an unfinished run."""
     tensors = {f"state.{i}": np.ascontiguousarray(leaf) for i, leaf in enumerate(checkpoint.leaves)}
+    tensors |= {f"best.{i}": np.ascontiguousarray(leaf) for i, leaf in enumerate(checkpoint.best)}
     tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in checkpoint.history.arrays().items()}
+    if checkpoint.failures is not None and checkpoint.failures.any():
+        tensors["failures"] = np.ascontiguousarray(checkpoint.failures)
     about = {"format": str(FORMAT), "round": str(checkpoint.round), "seconds": repr(checkpoint.seconds)}
-    write_atomically(partial_folder(root, config) / CHECKPOINT, save(tensors, metadata=about))
+    about["extends"] = checkpoint.extends
+    folder = partial_folder(root, config)
+    if not (folder / "config.toml").is_file():
+        write_atomically(folder / "config.toml", config.to_toml().encode())
+    write_atomically(folder / CHECKPOINT, save(tensors, metadata=about))
 
 
 def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
@@ -193,9 +324,10 @@ def load_checkpoint(root: Path, config: Config) -> Checkpoint | None:
     try:
         if int(about["format"]) != FORMAT:
             raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
-        leaves = [tensors[name] for name in sorted((n for n in tensors if n.startswith("state.")), key=_number)]
+        leaves, best = numbered("state", tensors), numbered("best", tensors)
         arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
-        return Checkpoint(int(about["round"]), tuple(leaves), History.of(arrays), float(about["seconds"]))
+        round_, seconds, failures = int(about["round"]), float(about["seconds"]), tensors.get("failures")
+        return Checkpoint(round_, leaves, History.of(arrays), seconds, failures, best, about.get("extends", ""))
     except KeyError as error:
         raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
 
@@ -207,26 +339,50 @@ def has_checkpoint(root: Path, config: Config) -> bool:
 
 def discard_checkpoint(root: Path, config: Config) -> None:
     """Delete the checkpoint of an unfinished run."""
-    (partial_folder(root, config) / CHECKPOINT).unlink(missing_ok=True)
+    for name in (CHECKPOINT, "config.toml"):
+        (partial_folder(root, config) / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(root: Path, config: Config) -> Iterator[None]:
     """Keep other processes from training the same run; the lock is released when its process ends."""
     folder = partial_folder(root, config)
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "wb") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UserError(f"another process is training {config.folder}; wait until it has finished") from error
+    with _open_lock(folder, config) as file:
         try:
             yield
         finally:
-            (folder / LOCK).unlink(missing_ok=True)
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+            if _is_at(file, folder / LOCK):  # a finished run has given up its folder, and another process may be there
+                (folder / LOCK).unlink()
+                with suppress(OSError):  # it holds a checkpoint, or another process's lock
+                    folder.rmdir()
+
+
+def _open_lock(folder: Path, config: Config) -> BinaryIO:
+    """Open and lock the lock file; again if its last owner removed it in between."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(folder / LOCK, "wb")  # noqa: SIM115
+        except FileNotFoundError:  # the last owner removed the folder
+            continue
+        if fcntl is None:
+            return file
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise UserError(f"another process is training {config.folder}; wait until it has finished") from error
+        if _is_at(file, folder / LOCK):
+            return file
+        file.close()
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def partial_folder(root: Path, config: Config) -> Path:
@@ -234,9 +390,10 @@ def partial_folder(root: Path, config: Config) -> Path:
     return root / f"{config.folder}{PARTIAL}"
 
 
-def _number(name: str) -> int:
-    """The number at the end of a tensor's name."""
-    return int(name.rpartition(".")[2])
+def numbered(prefix: str, tensors: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The tensors whose names are a prefix and a number, in the order of the numbers."""
+    found = {int(name.rpartition(".")[2]): x for name, x in tensors.items() if name.startswith(f"{prefix}.")}
+    return tuple(found[i] for i in sorted(found))
 
 
 def _unflatten_like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int) -> Any:
@@ -245,4 +402,6 @@ def _unflatten_like(template: Any, leaves: Mapping[str, np.ndarray], seeds: int)
     found = {name: leaf.shape for name, leaf in leaves.items()}
     if found != expected:
         raise UserError(f"the saved parameters do not fit the policy: expected {expected}, got {found}")
+    if not all(np.isfinite(leaf).all() for leaf in leaves.values()):
+        raise UserError(f"the saved parameters are damaged: some are not finite; {RETRAIN_HINT}")
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in expected])

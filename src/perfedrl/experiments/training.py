@@ -1,5 +1,6 @@
 """Training of configs; those that differ only in seeds and step sizes train in one compiled program."""
 
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ import numpy as np
 
 from perfedrl.compilation import enable_cache
 from perfedrl.errors import UserError
-from perfedrl.experiments.config import Config
+from perfedrl.experiments.config import Config, load_config
+from perfedrl.experiments.extension import end_of_shorter, state_beside_message
 from perfedrl.experiments.files import check_folder
 from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import (
@@ -27,11 +29,16 @@ from perfedrl.experiments.store import (
     partial_folder,
     save_checkpoint,
     save_run,
+    with_earlier_code,
 )
+from perfedrl.simulation.failures import by_agent
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.simulation.observers import Observer, announce
-from perfedrl.simulation.run_state import RunState
+from perfedrl.simulation.progress import with_progress
+from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.simulation.simulator import Simulation
+
+log = logging.getLogger("perfedrl")
 
 CHECKPOINT_SECONDS = 2.0
 """The least time between two checkpoints; an interrupt always writes one."""
@@ -45,20 +52,23 @@ class Interrupted(KeyboardInterrupt):
 
 
 def train(
-    config: Config | Sequence[Config],
+    config: Config | str | Path | Sequence[Config],
     root: str | Path = "runs",
     *,
     restart: bool = False,
     chunk: int | None = None,
     observers: Iterable[Observer] = (),
     compile_cache: bool = True,
+    progress: bool = False,
 ) -> Any:
-    """Train a config, or several at once, and return the run or the list of runs.
+    """Train a config or its TOML file, or several configs at once, and return the run or the list of runs.
 
-    Finished runs in `root` are read instead of trained, and interrupted ones resume from their checkpoint, unless
-    `restart` is set. `chunk` limits how many agents run at a time. `observers` are told of each run's evaluations.
+    Finished runs in `root` are read instead of trained, interrupted ones resume from their checkpoint, and longer ones
+    go on from the end of a finished one, unless `restart` is set; `origin` of a run says which. `chunk` limits how many
+    agents run at a time. `observers` are told of each run's evaluations, and `progress` shows how far they are.
     Compiled programs are cached on disk unless `compile_cache` is off.
     """
+    config = load_config(config) if isinstance(config, str | Path) else config
     configs = [config] if isinstance(config, Config) else list(config)
     root = Path(root)
     check_folder(root)
@@ -66,21 +76,43 @@ def train(
         raise UserError(f"chunk must be at least 1, got {chunk}")
     if compile_cache:
         enable_cache()
-    if restart:
-        for item in configs:
-            discard_checkpoint(root, item)
-    missing = {
-        item.folder: item for item in configs if restart or has_checkpoint(root, item) or not has_run(root, item)
-    }
+
+    def unfinished(items: Iterable[Config]) -> list[Config]:
+        return [item for item in items if restart or has_checkpoint(root, item) or not has_run(root, item)]
+
     trained: dict[str, Run] = {}
-    for members, checkpoints in _groups(root, missing.values()):
-        with ExitStack() as locks:
-            for item in members:
-                locks.enter_context(locked(root, item))
-            group = _Group(root, members, chunk, list(observers))
+    with ExitStack() as locks:
+        missing = unfinished({item.folder: item for item in configs}.values())
+        for item in missing:
+            if (root / item.folder).is_file():
+                raise UserError(f"{root / item.folder} is a file; the run's folder needs its name, so move it away")
+            check_code(item, root)
+        for item in missing:
+            locks.enter_context(locked(root, item))
+        missing = unfinished(missing)  # without those that another process finished before they were locked
+        if restart:
+            for item in missing:
+                discard_checkpoint(root, item)
+        watching = locks.enter_context(with_progress(observers, progress))
+        for members, checkpoints in _groups(root, missing, extend=not restart):
+            group = _Group(root, members, chunk, watching)
             trained |= {run.config.folder: run for run in group.train(checkpoints)}
     runs = [trained[item.folder] if item.folder in trained else load_run(root / item.folder, item) for item in configs]
     return runs[0] if isinstance(config, Config) else runs
+
+
+def check_code(config: Config, root: Path) -> None:
+    """Reject a saved config whose own code has changed, and tell of code that has changed or would do so unnoticed."""
+    if config.changed_code:
+        name = config.changed_code[0]
+        raise UserError(
+            f"{name} has changed since {config.name} was saved with it; to train with {name} as it is now, use the "
+            "config that the run was trained from, or a copy of the run's config without its table [code]"
+        )
+    for name in config.code_without_source:
+        log.warning("the source of %s is not found, so its changes go unnoticed; after one, train with --restart", name)
+    if earlier := with_earlier_code(root, config):
+        log.warning("%s is trained from the first round: its own code has changed since %s", config.name, earlier.name)
 
 
 def saved(configs: Sequence[Config], root: str | Path = "runs") -> list[Run]:
@@ -98,11 +130,14 @@ def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulat
     return Simulation(configs[0].experiment, seeds, algorithms, chunk)
 
 
-def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], list[Checkpoint]]]:
-    """Group configs that share a program and have reached the same round, with their checkpoints, if any."""
+def _groups(root: Path, configs: Iterable[Config], extend: bool) -> list[tuple[list[Config], list[Checkpoint]]]:
+    """Group configs that share a program and have reached the same round, with their checkpoints, if any.
+
+    With `extend`, the end of a finished run with fewer rounds is a checkpoint too.
+    """
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
     for config in configs:
-        checkpoint = load_checkpoint(root, config)
+        checkpoint = load_checkpoint(root, config) or (end_of_shorter(root, config) if extend else None)
         key = config.trains_with, checkpoint.round if checkpoint else -1
         members, checkpoints = groups.setdefault(key, ([], []))
         members.append(config)
@@ -114,8 +149,8 @@ def _groups(root: Path, configs: Iterable[Config]) -> list[tuple[list[Config], l
 class CheckpointWriter(Observer):
     """Writes a run's checkpoint when training pauses, at most every `CHECKPOINT_SECONDS`."""
 
-    def __init__(self, root: Path, config: Config, seconds: float):
-        self.root, self.config = root, config
+    def __init__(self, root: Path, config: Config, seconds: float, extends: str = ""):
+        self.root, self.config, self.extends = root, config, extends
         self._began = time.monotonic() - seconds
         self._first, self._written = 0, time.monotonic()
 
@@ -133,9 +168,11 @@ class CheckpointWriter(Observer):
 
     def write(self, state: RunState) -> None:
         """Write the checkpoint now."""
-        leaves = tuple(jax.tree.leaves(state.fleet_state))
+        leaves, best = (tuple(jax.tree.leaves(x)) for x in (state.fleet_state, state.best))
         assert state.history is not None
-        save_checkpoint(self.root, self.config, Checkpoint(state.round, leaves, state.history, self.seconds))
+        so_far = state.history, self.seconds, state.failures
+        checkpoint = Checkpoint(state.round, leaves, *so_far, best, self.extends)
+        save_checkpoint(self.root, self.config, checkpoint)
         self._written = time.monotonic()
 
 
@@ -145,7 +182,7 @@ class _Group:
     def __init__(self, root: Path, configs: list[Config], chunk: int | None, observers: list[Observer]):
         self.root, self.configs, self.observers = root, configs, observers
         self.simulation = side_by_side(configs, chunk)
-        self.rounds = configs[0].rounds
+        self.rounds, self.keeps_best = configs[0].rounds, configs[0].keep == "best"
         self.label = configs[0].name if len(configs) == 1 else f"{configs[0].name} and {len(configs) - 1} more"
         ends = accumulate(len(config.seeds) for config in configs)
         self.replicas = [slice(end - len(config.seeds), end) for config, end in zip(configs, ends, strict=True)]
@@ -153,27 +190,33 @@ class _Group:
     def train(self, checkpoints: list[Checkpoint]) -> list[Run]:
         """Train from the checkpoints, or from the start, and return the finished runs."""
         seconds = checkpoints[0].seconds if checkpoints else 0.0
-        writers = [CheckpointWriter(self.root, config, seconds) for config in self.configs]
+        extends = [checkpoint.extends for checkpoint in checkpoints] or [""] * len(self.configs)
+        writers = [
+            CheckpointWriter(self.root, config, seconds, run) for config, run in zip(self.configs, extends, strict=True)
+        ]
         watching = [[*self.observers, writer] for writer in writers]
         start = RunState(checkpoints[0].round if checkpoints else 0, None, None)
         for state, observers in zip(self._split_by_config(start), watching, strict=True):
             for observer in observers:
                 observer.on_start(state)
-        state = begun = self._resume(checkpoints)
+        state = begun = start
         try:
+            state = begun = self._resume(checkpoints)
             if not checkpoints:
                 self._announce(begun, watching)
             for state in self.simulation.run(begun, self.configs[0].stops):
                 self._announce(state, watching)
-            assert state.fleet_state is not None
-            deployment = self.simulation.deploy(state.fleet_state, self.rounds)
-            return self._save_runs(state, deployment, writers[0].seconds)
+            kept = state.fleet_state if state.best is None else state.best
+            assert kept is not None
+            deployment = self.simulation.deploy(kept, self.rounds)
+            return self._save_runs(state._replace(failures=self.simulation.failures), deployment, writers)
         except UserError:
             if state.round > begun.round:  # keep the progress since the last checkpoint
                 self._write(state, writers)
             raise
         except KeyboardInterrupt:
-            self._write(state, [w for w in writers if partial_folder(self.root, w.config).exists()])
+            if state.history is not None:
+                self._write(state, [w for w in writers if partial_folder(self.root, w.config).exists()])
             raise Interrupted([config.name for config in self.configs], state.round, self.rounds) from None
         finally:
             self.simulation.fleet.close()
@@ -181,23 +224,35 @@ class _Group:
     def _resume(self, checkpoints: Sequence[Checkpoint]) -> RunState:
         """The state to train from: that of the checkpoints, or the start."""
         if not checkpoints:
-            return self.simulation.begin()
-        leaves = [np.concatenate(parts) for parts in zip(*(c.leaves for c in checkpoints), strict=True)]
+            begun = self.simulation.begin()
+            return begun._replace(best=begun.fleet_state) if self.keeps_best else begun
+        failures = self.simulation.failures
+        for replicas, checkpoint in zip(self.replicas, checkpoints, strict=True):
+            failures[replicas] = 0 if checkpoint.failures is None else checkpoint.failures
+        self.simulation.add_failures(failures)
         start = self.simulation.start()
-        if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
-            raise UserError(
-                "the checkpoint belongs to another kind of algorithm than the config; train again with --restart"
-            )
-        state = jax.tree.unflatten(jax.tree.structure(start), leaves)
-        return RunState(checkpoints[0].round, state, History.join([c.history for c in checkpoints]))
+
+        def joined(each: Sequence[tuple[np.ndarray, ...]]) -> FleetState:
+            leaves = [np.concatenate(parts) for parts in zip(*each, strict=True)]
+            if [np.shape(x) for x in jax.tree.leaves(start)] != [x.shape for x in leaves]:
+                raise UserError(
+                    "the checkpoint belongs to another kind of algorithm than the config; train again with --restart"
+                )
+            return jax.tree.unflatten(jax.tree.structure(start), leaves)
+
+        state, history = joined([c.leaves for c in checkpoints]), History.join([c.history for c in checkpoints])
+        best = joined([c.best for c in checkpoints]) if self.keeps_best else None
+        return RunState(checkpoints[0].round, state, history, failures=failures, best=best)
 
     def _split_by_config(self, state: RunState) -> list[RunState]:
         """Split the state of the group into the states of the configs' runs."""
 
         def own(config: Config, replicas: slice) -> RunState:
-            fleet_state = jax.tree.map(lambda x: x[replicas], state.fleet_state)
+            arrays = state.fleet_state, state.failures, state.best
+            fleet_state, failures, best = jax.tree.map(lambda x: x[replicas], arrays)
             history = state.history and state.history.select(replicas)
-            return RunState(state.round, fleet_state, history, config.name, self.rounds, self.label)
+            about = config.name, self.rounds, self.label
+            return RunState(state.round, fleet_state, history, *about, failures, best)
 
         return [own(config, replicas) for config, replicas in zip(self.configs, self.replicas, strict=True)]
 
@@ -210,13 +265,29 @@ class _Group:
         for writer in writers:
             writer.write(of[writer.config.folder])
 
-    def _save_runs(self, state: RunState, deployment: Deployment | None, seconds: float) -> list[Run]:
-        runs = []
-        for config, replicas, own in zip(self.configs, self.replicas, self._split_by_config(state), strict=True):
-            others = [c.folder for c in self.configs if c is not config]
+    def _save_runs(
+        self, state: RunState, deployment: Deployment | None, writers: Sequence[CheckpointWriter]
+    ) -> list[Run]:
+        runs, seconds = [], writers[0].seconds
+        for writer, replicas, own in zip(writers, self.replicas, self._split_by_config(state), strict=True):
+            others = [c.folder for c in self.configs if c is not writer.config]
             about = {**provenance(seconds), "trained_with": others}
-            few_shot = deployment and deployment.select(replicas)
+            if writer.extends:
+                about["extends"] = writer.extends
             assert own.history is not None
             assert own.fleet_state is not None
-            runs.append(save_run(self.root, config, own.history, few_shot, own.fleet_state.server.message, about))
+            if own.failures is not None and own.failures.any():
+                about["failures"] = by_agent(own.failures)
+            runs.append(
+                save_run(
+                    self.root,
+                    writer.config,
+                    own.history,
+                    deployment and deployment.select(replicas),
+                    own.fleet_state.server.message,
+                    about,
+                    best=own.best and own.best.server.message,
+                    state=state_beside_message(own),
+                )
+            )
         return runs

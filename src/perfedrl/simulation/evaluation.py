@@ -205,7 +205,8 @@ def exact(
         return DynamicProgramming(policy, *sampled)
     if not isinstance(fleet.train, TabularMDP) or policy.probabilities is None:
         raise UserError("exact evaluation needs agents with finitely many states and a policy that can be tabulated")
-    tabulated = jax.eval_shape(policy.probabilities, policy.init(jax.random.key(0))).shape
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    tabulated = jax.eval_shape(policy.probabilities, params).shape
     if tabulated != fleet.train.r.shape[1:]:
         raise UserError(f"the policy is for {tabulated} states and actions, the fleet has {fleet.train.r.shape[1:]}")
     return DynamicProgramming(policy, *sampled)

@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm, ServerState
 from perfedrl.algorithms.checks import agents_per_round, check_agents, check_algorithm
@@ -18,9 +19,31 @@ from perfedrl.estimators import Objective, Sampled
 from perfedrl.exact.tabular import Exact
 from perfedrl.simulation.evaluation import auto, exact
 from perfedrl.simulation.keys import start_key
+from perfedrl.types import Params
 
 PER_SEED: Literal["per-seed"] = "per-seed"
 """The value of `start` that gives every seed its own initial parameters."""
+
+
+@dataclass(frozen=True, eq=False)
+class StartParameters:
+    """Parameters to start from, such as those of another run: one set for each of `seeds`, or one for all seeds.
+
+    `params` have a leading axis of seeds; `source` says where they are from.
+    """
+
+    source: str
+    seeds: tuple[int, ...]
+    params: Params
+
+    def row(self, seed: int) -> int:
+        """The position of a seed's parameters."""
+        if len(self.seeds) == 1:
+            return 0
+        if seed not in self.seeds:
+            known = ", ".join(map(str, self.seeds))
+            raise UserError(f"seed {seed} cannot start from {self.source}, which has the seeds {known}; use those")
+        return self.seeds.index(seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +54,8 @@ class Experiment:
     gradients and curvature are exact, in float64, for training without sampling noise. `evaluation` is by default exact
     where that is possible. `weights` are the weights of the training agents in the server's mean, equal by default.
     `participation` is the share of the agents that participate in a round; participants are drawn for each round.
-    `start` is the number from which the initial parameters of all seeds are drawn; "per-seed" draws them for each seed.
+    `start` is the number from which the initial parameters of all seeds are drawn; "per-seed" draws them for each seed,
+    and `StartParameters` are the initial parameters themselves.
 
     Use `dataclasses.replace` to change a part; a changed experiment is checked again.
     """
@@ -43,10 +67,10 @@ class Experiment:
     evaluation: Any = None
     weights: Sequence[float] | None = None
     participation: float = 1.0
-    start: int | str = 0
+    start: int | str | StartParameters = 0
 
     def __post_init__(self) -> None:
-        if self.start != PER_SEED and not isinstance(self.start, int):
+        if self.start != PER_SEED and not isinstance(self.start, int | StartParameters):
             raise UserError(f'start must be a whole number or "{PER_SEED}", got {self.start!r}')
         check_algorithm(self.algorithm, type(self.algorithm).__name__)
         check_agents(self.algorithm, self.fleet.agents, self.weights)
@@ -71,27 +95,40 @@ class Experiment:
         return jax.enable_x64(True) if isinstance(self.agent, Exact) else nullcontext()
 
     def start_number(self, seed: int) -> int:
-        """The number that draws a seed's start parameters."""
+        """The number from which a seed's start parameters are drawn; of `StartParameters`, the row of this seed."""
+        if isinstance(self.start, StartParameters):
+            return self.start.row(seed)
         return int(seed) if self.start == PER_SEED else int(self.start)
 
+    def start_params(self, number: int) -> Params:
+        """The start parameters that are drawn from `number`; of `StartParameters`, those in this row."""
+        if isinstance(self.start, StartParameters):
+            return jax.tree.map(lambda x: jnp.asarray(x[number]), self.start.params)
+        return self.policy.init(start_key(number))
+
     def initial_states(self, number: int) -> tuple[ServerState, PyTree]:
-        """The server's and a client's first state, from start parameters that `number` draws."""
-        return self.algorithm.init(self.policy.init(start_key(number)))
+        """The server's and a client's first state, from the start parameters of `number`."""
+        return self.algorithm.init(self.start_params(number))
 
     @cached_property
     def bytes_per_round(self) -> int:
         """The bytes that one agent receives and sends in a round; 0 where agents send nothing."""
         with self.precision:
-            server, client = self.initial_states(0)
-            task = self.fleet.task(0)
-            agent: Objective = self.agent.outline(task) if isinstance(self.agent, Sampled) else self.agent(task)
-
-            def work(key: Any) -> tuple[PyTree, PyTree]:
-                return self.algorithm.client(server.message, client, agent, key)
-
-            upload, _ = jax.eval_shape(work, jax.random.key(0))
-        crossing = jax.tree.leaves((server.message, upload)) if jax.tree.leaves(upload) else []
+            message = jax.eval_shape(lambda: self.initial_states(0)[0].message)
+            upload, _ = jax.eval_shape(self.outlined_client(), jax.random.key(0))
+        crossing = jax.tree.leaves((message, upload)) if jax.tree.leaves(upload) else []
         return sum(x.size * x.dtype.itemsize for x in crossing)
+
+    def outlined_client(self) -> Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]:
+        """One agent's work in the first round as a function of its key, for its shapes: episodes are made up."""
+        task = self.fleet.task(0)
+        agent: Objective = self.agent.outline(task) if isinstance(self.agent, Sampled) else self.agent(task)
+
+        def work(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+            server, client = self.initial_states(0)
+            return self.algorithm.client(server.message, client, agent, key)
+
+        return work
 
     def cost_after(self, rounds: int) -> dict[str, np.ndarray]:
         """Mean cumulative cost per agent after `rounds` rounds, in trajectories and bytes, rounded.

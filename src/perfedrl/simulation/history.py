@@ -29,6 +29,11 @@ class History:
     held_out_after: Float[np.ndarray, "seed evaluation held_out"]
     outcomes: Mapping[str, Float[np.ndarray, "seed evaluation _"]] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        seeds, evaluations, agents = self.after.shape
+        counts = f"{seeds} seeds, {evaluations} evaluations up to round {self.rounds[-1]}, {agents} agents"
+        return f"History({counts} and {self.held_out_after.shape[-1]} held out, outcomes {sorted(self.outcomes)})"
+
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name; names of outcomes get a prefix."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "outcomes"}
@@ -43,6 +48,16 @@ class History:
     def select(self, replicas: slice) -> "History":
         """The history of some of the replicas, that is, of some of the seeds."""
         return History.of({name: x[replicas] if _per_seed(name) else x for name, x in self.arrays().items()})
+
+    def at(self, rounds: Sequence[int]) -> "History":
+        """The evaluations after some of the rounds; a KeyError names a round that was not evaluated."""
+        index = {int(round_): i for i, round_ in enumerate(self.rounds)}
+        chosen = [index[round_] for round_ in rounds]
+        kept = {
+            name: x if name == "seeds" else np.take(x, chosen, int(_per_seed(name)))
+            for name, x in self.arrays().items()
+        }
+        return History.of(kept)
 
     def extend(self, later: "History") -> "History":
         """Return this history followed by a later part of the same run."""

@@ -5,8 +5,23 @@ passes as `observers=[...]`.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from perfedrl.simulation.run_state import RunState
+
+
+class Part(NamedTuple):
+    """One of several parts of a longer task, such as one method of a comparison: the `number`-th of `parts`.
+
+    Parts whose results are there already count as done; `waiting` are those that come after this one.
+    """
+
+    task: str
+    name: str
+    number: int
+    parts: int
+    waiting: int
+    unit: str
 
 
 class Observer:
@@ -20,6 +35,9 @@ class Observer:
 
     def on_evaluation(self, state: RunState) -> None:
         """Called after a run was measured; the last entry of `state.history` is new."""
+
+    def on_part(self, part: Part) -> None:
+        """Called before each part of a longer task, such as a method of a comparison, whose runs come next."""
 
 
 def announce(observers: Iterable[Observer], state: RunState) -> None:

@@ -1,11 +1,12 @@
 """The Python loop: rounds and measurements of agents that JAX cannot trace, one agent after the other.
 
-Random keys are derived as in the compiled loop, from (seed, agent, round). An agent whose environment fails is left
-out of the round, and its measurements are NaN.
+Random keys are derived as in the compiled loop, from (seed, agent, round). An agent that cannot play its episodes is
+left out of the round, and its measurements are NaN; both are counted.
 """
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,8 +15,12 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from perfedrl.algorithms import Algorithm
+from perfedrl.contracts import delegated
+from perfedrl.envs.base import PlayedTask
 from perfedrl.errors import EnvironmentFailureError, UserError
 from perfedrl.estimators import Objective
+from perfedrl.rollout import OutlineSampler
+from perfedrl.simulation.failures import FailureLog
 from perfedrl.simulation.keys import agent_key, draw_participants
 from perfedrl.simulation.run_state import FleetState
 
@@ -31,7 +36,8 @@ def advance(
     first: int,
     rounds: int,
     weights: Float[np.ndarray, " n"] | None,
-    participants: int | None = None,
+    participants: int | None,
+    failures: Sequence[FailureLog],
 ) -> FleetState:
     """Advance all replicas by `rounds` rounds from round `first`, one replica and one agent after the other."""
     agents, weights = [agent(task) for task in tasks], np.ones(len(tasks)) if weights is None else weights
@@ -41,7 +47,7 @@ def advance(
         for k in range(first, first + rounds):
             count = len(tasks)
             who = range(count) if participants is None else draw_participants(seed, k, count, participants).tolist()
-            replica = play_round(algorithm, replica, agents, seed, k, weights, who)
+            replica = play_round(algorithm, replica, agents, seed, k, weights, who, failures[i])
         done.append(replica)
     return jax.tree.map(lambda *xs: np.stack(xs), *done)
 
@@ -54,6 +60,7 @@ def play_round(
     round_: int,
     weights: Float[np.ndarray, " n"],
     who: Sequence[int],
+    failures: FailureLog,
 ) -> FleetState:
     """Run one communication round of one replica; the agents `who` participate."""
     uploads, participants, clients = [], [], []
@@ -64,9 +71,11 @@ def play_round(
             continue
         key = jax.random.fold_in(agent_key(seed, i), round_)
         try:
-            upload, client = algorithm.client(state.server.message, client, agent, key)
+            with failures.of(i):
+                upload, client = algorithm.client(state.server.message, client, agent, key)
         except EnvironmentFailureError as error:
             log.warning("round %d, seed %d goes on without one agent: %s", round_, seed, error)
+            failures.missed_round(i)
             failed = error
         else:
             uploads.append(upload)
@@ -89,8 +98,12 @@ def measure(
     tasks: Sequence[Any],
     first_agent: int,
     moment: int,
+    failures: Sequence[FailureLog],
 ) -> Any:
-    """Apply `how`, a function of one agent, to every agent of every replica: arrays [replica, agent, ...]."""
+    """Apply `how`, a function of one agent, to every agent of every replica: arrays [replica, agent, ...].
+
+    An agent that cannot be measured has NaN; so have all, if none of them can be measured.
+    """
     rows: list[list[Any]] = []
     for i, (algorithm, seed) in enumerate(zip(algorithms, seeds, strict=True)):
         row = []
@@ -99,22 +112,33 @@ def measure(
             client = jax.tree.map(lambda x, i=i, j=j: jnp.asarray(x[i, j]), clients)
             key = jax.random.fold_in(agent_key(seed, first_agent + j), np.uint32(moment))
             try:
-                row.append(how(evaluation, algorithm, message, client, task, key))
+                with failures[i].of(first_agent + j):
+                    row.append(how(evaluation, algorithm, message, client, task, key))
             except EnvironmentFailureError as error:
-                log.warning("an agent cannot be measured: %s", error)
-                row.append(None)
+                log.warning("seed %d: an agent is not measured, and its values are nan: %s", seed, error)
+                failures[i].missed_measurement(first_agent + j)
+                shapes = jax.eval_shape(partial(how, evaluation, algorithm, message, client, Outlined(task)), key)
+                row.append(jax.tree.map(lambda x: np.full(x.shape, np.nan), shapes))
         rows.append(row)
-    return stack_measurements(rows)
+    return stack(rows)
 
 
-def stack_measurements(rows: list[list[Any]]) -> Any:
-    """Stack measurements into arrays [replica, agent, ...], with NaN for those that failed."""
-    example = next((x for row in rows for x in row if x is not None), None)
-    if example is None:
-        raise UserError("no agent of the fleet can be measured: every environment failed")
-    missing = jax.tree.map(lambda x: np.full_like(np.asarray(x, float), np.nan), example)
+class Outlined(PlayedTask):
+    """A task whose episodes are made up: for the shapes of what is measured, without playing."""
 
-    def stack(trees: list[Any]) -> Any:
-        return jax.tree.map(lambda *xs: np.stack(xs), *trees)
+    def __init__(self, task: PlayedTask):
+        self._task = task
 
-    return stack([stack([missing if x is None else x for x in row]) for row in rows])
+    horizon = delegated("_task")
+    discount = delegated("_task")
+    outcomes = delegated("_task")
+    outline = delegated("_task")
+
+    def sampler(self, policy: Any) -> Any:
+        """Return the sampler of made-up episodes, which JAX can trace."""
+        return OutlineSampler(self._task)
+
+
+def stack(rows: list[list[Any]]) -> Any:
+    """Stack the measurements of all agents into arrays [replica, agent, ...]."""
+    return jax.tree.map(lambda *xs: np.stack(xs), *(jax.tree.map(lambda *xs: np.stack(xs), *row) for row in rows))

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import ServerState
+from perfedrl.simulation.failures import Counts
 from perfedrl.simulation.history import History
 
 
@@ -30,6 +31,10 @@ class RunState(NamedTuple):
     """The number of rounds after which the run ends."""
     group: str = ""
     """A label that runs share which train in one compiled call."""
+    failures: Counts | None = None
+    """How often agents that are played in Python failed so far."""
+    best: FleetState | None = None
+    """Each seed's state at its best evaluation so far; None where a run keeps the last state only."""
 
     @property
     def measured(self) -> bool:

@@ -1,7 +1,10 @@
 """The simulator: train, measure and deploy a whole fleet in one process."""
 
+import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,17 +19,24 @@ from perfedrl.errors import DivergenceError, UserError
 from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Sampled
 from perfedrl.exact.tabular import Exact, float64
 from perfedrl.key_domains import DEPLOYMENT, EVALUATION
+from perfedrl.memory import Need, check_memory
 from perfedrl.simulation import python_loop
+from perfedrl.simulation.best_state import better
 from perfedrl.simulation.compiled import advance_replicas, measure_replicas
 from perfedrl.simulation.experiment import Experiment
+from perfedrl.simulation.failures import Counts, FailureLog
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.simulation.measurements import before_and_after, deploy
+from perfedrl.simulation.memory_use import name_settings, need_of_played_agent, need_of_states
 from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.progress import with_progress
 from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.types import Params
 
 MANY_DECISIONS = 5000
 """Decisions of one agent from which on a CPU runs agents one by one faster than side by side, with less memory."""
+
+log = logging.getLogger("perfedrl")
 
 RETURNS = ("before", "after", "held_out_before", "held_out_after")
 
@@ -74,6 +84,22 @@ class Simulation:
         """The algorithms as one pytree with a leading replica axis on its step sizes."""
         return jax.tree.map(lambda *xs: np.asarray(xs, dtype=float), *self.algorithms)
 
+    @cached_property
+    def _failures(self) -> list[FailureLog]:
+        """The failures of played agents while this simulation works, a log for every seed; empty for traced agents."""
+        tasks = () if self.fleet.traceable else (*self.fleet.train, *(self.fleet.held_out or ()))
+        return [FailureLog(tasks) for _ in self.seeds]
+
+    @property
+    def failures(self) -> Counts:
+        """How often agents failed so far: while this simulation worked, and before."""
+        return np.stack([log.counts for log in self._failures])
+
+    def add_failures(self, earlier: Counts) -> None:
+        """Count failures of a run that this simulation continues."""
+        for log, counts in zip(self._failures, earlier, strict=True):
+            log.counts += counts
+
     def _initial_states(self) -> tuple[Any, PyTree]:
         """The server's and a client's first state, with a leading replica axis."""
         numbers = [self.experiment.start_number(seed) for seed in self.seeds]
@@ -83,26 +109,26 @@ class Simulation:
     def start(self) -> FleetState:
         """The state before round 0."""
         with self.experiment.precision:
+            with self._name_settings():
+                check_memory(need_of_states(self.experiment, len(self.seeds)))
             server, client = self._initial_states()
             return FleetState(server, _repeat(client, self.fleet.agents, axis=1))
 
     def advance(self, state: FleetState, first: int, rounds: int) -> FleetState:
         """Train every replica for some rounds, counted from `first`."""
+        if not self.fleet.traceable:
+            played = self.algorithms, state, self.seeds, self.experiment.agent, self.fleet.train
+            return python_loop.advance(*played, first, rounds, self._weights, self._participants, self._failures)
+        return self._unpadded(self._train(advance_replicas, state, first, rounds))
+
+    def _train(self, program: Callable, state: FleetState, first: int, rounds: int) -> Any:
+        """Call a program, or a function of its arguments, with the arguments of some rounds."""
         experiment = self.experiment
         chunk = self._chunk(self.algorithms[0].trajectories_per_round * (self.fleet.train.horizon + 1))
-        weights = None if experiment.weights is None else np.asarray(experiment.weights, float)
-        # With full participation, the program without the draw.
-        participants = experiment.participants if experiment.participants < self.fleet.agents else None
-        if not self.fleet.traceable:
-            played = self.algorithms, state, self.seeds, experiment.agent, self.fleet.train
-            return python_loop.advance(*played, first, rounds, weights, participants)
-
-        def call(replicas: tuple, devices: int) -> FleetState:
-            shared = experiment.agent, self.fleet.train, first, rounds, weights
-            return advance_replicas(*replicas, *shared, chunk=chunk, devices=devices, participants=participants)
-
-        with experiment.precision:
-            return self._by_replica(call, (self._algorithms, state, self._seeds))
+        static = {"chunk": chunk, "devices": self._devices, "participants": self._participants}
+        shared = experiment.agent, self.fleet.train, first, rounds, self._weights
+        with experiment.precision, self._name_settings():
+            return program(*self._padded((self._algorithms, state, self._seeds)), *shared, **static)
 
     def measure(self, state: FleetState, round_: int) -> History:
         """The history of a single evaluation.
@@ -149,46 +175,93 @@ class Simulation:
 
     def each_agent(self, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
         """Apply a function of one agent to every agent of one part: arrays [replica, agent, ...]."""
-        fleet, clients = self.fleet, state.clients
-        tasks, first_agent = (fleet.held_out, fleet.agents) if held_out else (fleet.train, 0)
-        if held_out:
-            clients = _repeat(self._initial_states()[1], fleet.held_out_agents, axis=1)
         if not self.fleet.traceable:
+            tasks, clients, first_agent = self._part(state, held_out)
             played = self.algorithms, state.server.message, clients, self.seeds
-            return python_loop.measure(how, *played, self.experiment.evaluation, tasks, first_agent, moment)
-        evaluation = self.experiment.evaluation
-        chunk = self._chunk(evaluation.decisions(tasks))
-        program: Callable = float64(measure_replicas) if evaluation.float64 else measure_replicas
+            measured = self.experiment.evaluation, tasks, first_agent, moment
+            return python_loop.measure(how, *played, *measured, self._failures)
+        return self._unpadded(self._measure(measure_replicas, how, state, moment, held_out))
 
-        def call(replicas: tuple, devices: int) -> Any:
-            shared = evaluation, tasks, first_agent, np.uint32(moment)
-            return program(*replicas, *shared, how=how, chunk=chunk, devices=devices)
+    def _measure(self, program: Callable, how: Callable, state: FleetState, moment: int, held_out: bool) -> Any:
+        """Call a program, or a function of its arguments, with the arguments of a measurement."""
+        evaluation, (tasks, clients, first_agent) = self.experiment.evaluation, self._part(state, held_out)
+        static = {"how": how, "chunk": self._chunk(evaluation.decisions(tasks)), "devices": self._devices}
+        replicas = self._padded((self._algorithms, state.server.message, clients, self._seeds))
+        called: Callable = float64(program) if evaluation.float64 else program
+        with self._name_settings():
+            return called(*replicas, evaluation, tasks, first_agent, np.uint32(moment), **static)
 
-        return self._by_replica(call, (self._algorithms, state.server.message, clients, self._seeds))
+    def _part(self, state: FleetState, held_out: bool) -> tuple[Any, PyTree, int]:
+        """The tasks of training or held-out agents, their states, and the number of the first of them."""
+        if not held_out:
+            return self.fleet.train, state.clients, 0
+        clients = _repeat(self._initial_states()[1], self.fleet.held_out_agents, axis=1)
+        return self.fleet.held_out, clients, self.fleet.agents
 
     @property
     def _seeds(self) -> np.ndarray:
         return np.asarray(self.seeds, np.uint32)
 
-    def _by_replica(self, call: Callable[[tuple, int], Any], per_replica: tuple) -> Any:
-        """Call a program with the last replica repeated until replicas divide evenly among the devices."""
-        count = len(self.seeds)
-        devices = min(len(jax.local_devices()), count)
+    @property
+    def _weights(self) -> np.ndarray | None:
+        return None if self.experiment.weights is None else np.asarray(self.experiment.weights, float)
 
-        def pad(x: Any) -> np.ndarray:
-            return np.concatenate([x, np.repeat(x[-1:], -count % devices, axis=0)])
+    @property
+    def _participants(self) -> int | None:
+        """The number of participants in a round; None with full participation, for the program without the draw."""
+        participants = self.experiment.participants
+        return participants if participants < self.fleet.agents else None
 
-        return jax.tree.map(lambda x: np.asarray(x)[:count], call(jax.tree.map(pad, per_replica), devices))
+    @property
+    def _devices(self) -> int:
+        return min(len(jax.local_devices()), len(self.seeds))
+
+    def _padded(self, per_replica: tuple) -> tuple:
+        """Arguments with the last replica repeated until replicas divide evenly among the devices."""
+        more = -len(self.seeds) % self._devices
+        return jax.tree.map(lambda x: np.concatenate([x, np.repeat(x[-1:], more, axis=0)]), per_replica)
+
+    def _unpadded(self, results: Any) -> Any:
+        """Results without those of repeated replicas, in NumPy."""
+        return jax.tree.map(lambda x: np.asarray(x)[: len(self.seeds)], results)
+
+    def need(self, state: FleetState) -> Need:
+        """The memory that training and measuring need, estimated before anything is compiled."""
+        if not self.fleet.traceable:
+            return need_of_played_agent(self.experiment)
+        measured: list[tuple[Callable, bool]] = [(before_and_after, False)]
+        if self.fleet.held_out is not None:
+            measured.append((before_and_after, True))
+        if self.experiment.evaluation.few_shot:
+            measured.append((deploy, self.fleet.held_out is not None))
+        needs = [self._measure(measure_replicas.need, how, state, 0, held_out) for how, held_out in measured]
+        most = max(self._train(advance_replicas.need, state, 0, 1), *needs)
+        return Need(float(most.bytes), tuple(int(length) for length in most.shape))
+
+    def check_memory(self, state: FleetState) -> Need:
+        """Reject a simulation that does not fit into memory, before anything is compiled; return what it needs."""
+        need = self.need(state)
+        with self._name_settings():
+            check_memory(need)
+        return need
+
+    def _name_settings(self) -> AbstractContextManager:
+        return name_settings(self.experiment, seeds=math.ceil(len(self.seeds) / self._devices))
 
     def begin(self) -> RunState:
-        """The run before its first round, measured."""
+        """The run before its first round, measured; environments that break their contract are rejected first."""
         state = self.start()
-        return RunState(0, state, self.measure(state, 0))
+        self.check_memory(state)
+        for warning in self.fleet.check():
+            log.warning("%s", warning)
+        measured = self.measure(state, 0)
+        return RunState(0, state, measured, failures=self.failures)
 
     def run(self, begun: RunState, stops: Sequence[int]) -> Iterator[RunState]:
         """Continue to each of the rounds `stops` that lies ahead, and yield the run there, measured.
 
-        Rounds of agents that are played in Python take long: there it also yields after every other round, unmeasured.
+        The best state is kept if `begun` has one. Rounds of agents that are played in Python take long: there it also
+        yields after every other round, unmeasured.
         """
         current = begun
         for stop in stops:
@@ -199,7 +272,7 @@ class Simulation:
             assert history is not None
             while not self.fleet.traceable and current.round < stop - 1:
                 state = self.advance(state, current.round, 1)
-                current = current._replace(round=current.round + 1, fleet_state=state)
+                current = current._replace(round=current.round + 1, fleet_state=state, failures=self.failures)
                 yield current
             state = self.advance(state, current.round, stop - current.round)
             measured = self.measure(state, stop)
@@ -209,7 +282,10 @@ class Simulation:
                 raise DivergenceError(
                     f"training diverged between rounds {current.round} and {stop}: lower alpha or beta"
                 )
-            current = current._replace(round=stop, fleet_state=state, history=history.extend(measured))
+            history = history.extend(measured)
+            best = None if current.best is None else better(current.best, state, history)
+            current = current._replace(round=stop, fleet_state=state, history=history, best=best)
+            current = current._replace(failures=self.failures)
             yield current
 
 
@@ -235,13 +311,14 @@ def simulate(
     entropy: float = 0.0,
     participation: float = 1.0,
     observers: Iterable[Observer] = (),
+    progress: bool = False,
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
     `noiseless` replaces sampling by exact gradients and curvature; otherwise `curvature`, `baseline` and `entropy` say
     how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share of
-    agents that participate in a round. `observers` are told what was measured. For another evaluation or your own
-    objective, make an `Experiment` and a `Simulation`.
+    agents that participate in a round. `observers` are told what was measured, and `progress` shows how far training
+    is. For another evaluation or your own objective, make an `Experiment` and a `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}")
@@ -249,13 +326,12 @@ def simulate(
     agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
     experiment = Experiment(fleet, policy, algorithm, agent, participation=participation)
     simulation = Simulation(experiment, seeds, chunk=chunk)
-    observers = list(observers)
     name = type(algorithm).__name__
-    for observer in observers:
-        observer.on_start(RunState(0, None, None, name, rounds, name))
 
-    def watched() -> Iterator[RunState]:
+    def watched(observers: list[Observer]) -> Iterator[RunState]:
         """The states that training passes, each announced to the observers."""
+        for observer in observers:
+            observer.on_start(RunState(0, None, None, name, rounds, name))
         begun = simulation.begin()._replace(name=name, rounds=rounds, group=name)
         announce(observers, begun)
         for state in simulation.run(begun, every_few(rounds, every)):
@@ -263,7 +339,8 @@ def simulate(
             yield state
 
     try:
-        last = deque(watched(), maxlen=1).pop()
+        with with_progress(observers, progress) as watching:
+            last = deque(watched(watching), maxlen=1).pop()
     finally:
         fleet.close()
     assert last.history is not None
