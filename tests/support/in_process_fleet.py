@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 from real_fleet import config
 
+from perfedrl.federation.environment_report import PLAN_TABLE, EnvironmentReport
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.coordinator import Coordinator
@@ -14,6 +15,8 @@ NAMES = ("agent-0", "agent-1", "agent-2")
 CONFIG = config("asked", 4)
 """One config for most tests, so that the agents compile once."""
 RUNS = itertools.count()
+REPORT = EnvironmentReport(observation_size=4, actions=2, horizon=9, discount=0.99, outcomes=("score",))
+"""What agents that answer without training report of their environments."""
 
 
 class InProcessAgents:
@@ -41,6 +44,8 @@ def honest_answer(frame, generation=None, far=0.1):
     fields |= {} if generation is None else {"generation": str(generation)}
     if asked.kind == "update":
         return encode(Frame("upload", fields, {name: x + np.float32(far) for name, x in asked.tensors.items()}))
+    if asked.kind == "describe":
+        return encode(Frame("described", {**fields, PLAN_TABLE: REPORT.model_dump_json()}))
     kind = {"prepare": "prepared", "evaluate": "outcomes", "personalize": "personalized"}[asked.kind]
     outcomes = {f"{when}.return": np.asarray(1.5) for when in ("before", "after")} if kind != "prepared" else {}
     return encode(Frame(kind, fields, outcomes))

@@ -28,7 +28,7 @@ class RestartingProcess:
         self.deaths = 0
         self._process: subprocess.Popen | None = None
         self._stopping, self._launching = threading.Event(), threading.Lock()
-        self._log_start = log.stat().st_size if log.exists() else 0
+        self._log_start = self._log_read = log.stat().st_size if log.exists() else 0
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self) -> "RestartingProcess":
@@ -58,6 +58,19 @@ class RestartingProcess:
         with open(self.log, "rb") as file:
             file.seek(self._log_start)
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+    def new_lines(self) -> list[str]:
+        """The complete lines of the log since the last call; of a log that was replaced or emptied, all lines."""
+        try:
+            with open(self.log, "rb") as file:
+                if self._log_read > os.fstat(file.fileno()).st_size:
+                    self._log_read = 0
+                file.seek(self._log_read)
+                whole, end, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:  # somebody moved it; the next start makes it again
+            return []
+        self._log_read += len(whole) + len(end)
+        return whole.decode(errors="replace").splitlines()
 
     def _launch(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)

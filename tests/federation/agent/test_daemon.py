@@ -71,7 +71,7 @@ class Process:
         paths = [str(Path(__file__).parents[2] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         with open(self.folder / "log", "a") as log:
-            command = [sys.executable, "-c", SCRIPT, *map(str, arguments)]
+            command = [sys.executable, "-X", "faulthandler", "-c", SCRIPT, *map(str, arguments)]
             self.process = subprocess.Popen(command, env=environment, stderr=log)
         until(self.answers)
         return self
@@ -90,7 +90,12 @@ class Process:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        return self.process.wait(600)
+        try:
+            return self.process.wait(600)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # writes where every thread is to the log
+            self.process.wait(60)
+            pytest.fail((self.folder / "log").read_text())
 
 
 def until(what, seconds=180):
@@ -160,6 +165,29 @@ def test_a_daemon_answers_health_while_it_trains_and_survives_a_kill(process):
     assert process.end() == 0
     assert not process.socket.exists()
     assert "Traceback" not in (process.folder / "log").read_text()
+
+
+def test_a_signal_that_the_system_hands_to_another_thread_ends_the_daemon(short, untyped):
+    late = threading.Event()
+
+    def give_up():
+        late.set()
+        daemon.stop()
+
+    def signal_itself():
+        time.sleep(0.2)  # until the main thread waits for requests
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+        late.wait(60)  # a thread that goes on must not be what wakes the other one
+
+    with daemons.listening(short / "own" / "a.sock") as listener:
+        daemon = daemons.Daemon(None, listener)
+        other, limit = threading.Thread(target=signal_itself, daemon=True), threading.Timer(30, give_up)
+        with daemon.stopped_by_signals():
+            other.start(), limit.start()
+            daemon.run()
+        limit.cancel()
+        assert not late.is_set()
+        late.set()
 
 
 def garbage(path):

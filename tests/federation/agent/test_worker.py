@@ -2,6 +2,7 @@
 
 import re
 import sys
+import tomllib
 
 import jax
 import numpy as np
@@ -16,8 +17,8 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.config import load_agent_config, make_agent_config, read_plan
-from perfedrl.federation.agent.request_handler import Agent
-from perfedrl.federation.agent.worker import LocalTraining, Worker, unnamed
+from perfedrl.federation.agent.request_handler import Agent, told_of_returns
+from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Worker, unnamed
 from perfedrl.federation.frames import Frame
 
 GRID = {"env": "gridworld", "width": 3, "goals": [[0, 0], [2, 2], [0, 2]]}
@@ -110,6 +111,19 @@ def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     assert set(measured.after) == {"return"} | ({"success", "distance"} if world == "arc" else set())
 
 
+def test_code_that_is_not_the_servers_is_rejected(tmp_path, monkeypatch):
+    source = tmp_path / "own_for_agents.py"
+    source.write_text("from perfedrl import FedAvgPG\n\nclass Own(FedAvgPG):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "own_for_agents:Own"
+    text = make_config({**plan(), "algorithm": {"name": name, "alpha": 1.0, "beta": 0.2}}).to_toml()
+    agent = make_agent_config({"fleet": GRID, "trust": [name]})
+    assert read_plan(text, agent).algorithm["name"] == name
+    other = text.replace(make_config(tomllib.loads(text)).code[name], "0" * 64)
+    with pytest.raises(UserError, match="own_for_agents:Own is other code here than on the server"):
+        read_plan(other, agent)
+
+
 def test_an_agent_trains_on_its_own_task():
     own = worker(5, {"env": "robots:single_task"}).training(toml(plan()))
     other = worker(5, GRID, agent=1).training(toml(plan()))
@@ -175,6 +189,7 @@ def test_private_uploads_are_noised_with_a_secret_key():
 
 REFUSED = {
     "no toml": ("name = ", "not valid TOML"),
+    "a file to start from": (plan(start={"path": "/etc/passwd", "sha256": "0"}), "cannot choose what is read"),
     "attack": (plan(attack={"name": "sign-flip", "agents": 1}), "attack"),
     "two seeds": (plan(seeds=[1, 2]), "exactly one seed"),
     "no federation": (
@@ -395,3 +410,25 @@ def test_private_uploads_are_counted_and_repeats_are_not(tmp_path):
     assert [frame.fields["privacy_releases"] for frame in (first, again, second)] == ["1", "1", "2"]
     assert float(second.fields["epsilon"]) > float(first.fields["epsilon"]) > 0
     assert "does not report outcomes" in ask(2, "evaluate").fields["message"]
+
+
+@pytest.mark.parametrize(("keep", "after", "kept"), [("better", 1.5, 1), ("better", 2.5, 2), ("adapted", 1.5, 2)])
+def test_an_agent_may_keep_the_shared_policy_if_its_step_made_it_worse(tmp_path, monkeypatch, keep, after, kept):
+    told = []
+    agent = Agent(make_agent_config({"fleet": GRID, "keep": keep}), 0, tmp_path / "own", told.append)
+    training = agent.worker.training(toml(plan()))
+    outcomes = AgentOutcomes({"return": 2.0}, {"return": after})
+    monkeypatch.setattr(type(training), "personalize", lambda *_: (np.full((9, 4), 2.0), outcomes))
+    message = {"theta": np.ones((9, 4), np.float32)}
+    asked = question(training, "personalize", m="9")
+    assert agent.answer(Frame(asked.kind, asked.fields, message)).kind == "personalized"
+    own = pf.load_policy(tmp_path / "own" / "personal-r.safetensors")
+    assert (own.params["theta"] == kept).all()
+    assert (own.about["kept"], len(own.about["adaptations"])) == (("start", 0) if kept == 1 else ("adapted", 1))
+    assert ("the shared policy is kept in" in told[-1]) == (kept == 1)
+
+
+@pytest.mark.parametrize(("after", "said"), [(2.5, "2.5 after"), (1.5, "only 1.5 after")])
+def test_a_loss_by_adaptation_is_told(after, said):
+    outcomes = AgentOutcomes({"return": 2.0}, {"return": after})
+    assert told_of_returns(outcomes) == f"return 2 before adaptation, {said}"

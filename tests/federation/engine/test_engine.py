@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import nvflare
 import pytest
@@ -30,6 +31,7 @@ from perfedrl.federation.engine.admin_session import ServerUnreachable
 from perfedrl.federation.engine.bridge import FRAME, REASON, SOCKET, AgentBridge
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.workflow import Rounds
+from perfedrl.federation.restarting_process import RestartingProcess
 from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import Terms
 
@@ -150,6 +152,18 @@ def test_init_rejects_invalid_settings(run, tmp_path, options, why):
     assert code == 2
     assert why in said
     assert not list(tmp_path.iterdir())
+
+
+def test_init_says_why_nvflare_fails(run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(provision.CertBuilder, "build", full)
+    code, _, said = run("federation", "init", "new", "--agents", "1")
+    assert code == 2
+    assert "NVFlare could not create the kits: Exception [Errno 28] No space left on device" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_init_does_not_touch_an_existing_fleet(run, fleet):
@@ -351,6 +365,49 @@ def test_two_trainings_of_a_fleet_cannot_run_at_once(fleet):
         pytest.raises(UserError, match="a training of this fleet is running already"),
     ):
         supervisor.Supervisor(fleet, run_folder, 1.0).run()
+
+
+def test_newcomers_are_waited_for_before_the_first_job_only(fleet, monkeypatch):
+    wanted = real_fleet.config("new", fleet={**real_fleet.MDPS, "agents": 2})
+    run_folder = supervisor.prepare(fleet, wanted, Terms(2))
+    assert run_folder.spec().newcomers == ("agent-2",)
+    assert supervisor.prepare(fleet, wanted, Terms(2, personalize=0)).spec().newcomers == ()
+    run_folder = supervisor.prepare(fleet, wanted, Terms(2))
+    watching, trained = supervisor.Supervisor(fleet, run_folder, 60.0), {"agent-0", "agent-1"}
+    answers = [{"agent-2"}, trained, {*trained, "agent-2", "agent-9"}]
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    operator = SimpleNamespace(connected=lambda: answers.pop(0))
+    assert watching._gather(operator) == ["agent-0", "agent-1", "agent-2"]
+    watching.jobs, answers[:] = 1, [trained]
+    assert watching._gather(operator) == ["agent-0", "agent-1"]
+
+
+def test_a_terminal_shows_what_the_agents_daemon_says(tmp_path):
+    log = tmp_path / "agent.log"
+    log.write_text("agent 1: of an earlier start\n")
+    daemon = RestartingProcess([], log, {}, tmp_path)
+    with open(log, "a") as file:
+        file.write("a warning\nagent 1: round 1 of 2: played 4 episodes\nagent 1: rou")
+    assert service.lines_of(daemon, 1) == ["agent 1: round 1 of 2: played 4 episodes"]
+    with open(log, "a") as file:
+        file.write("nd 2 of 2\n")
+    assert service.lines_of(daemon, 1) == ["agent 1: round 2 of 2"]
+    assert service.lines_of(daemon, 1) == []
+    log.unlink()
+    assert service.lines_of(daemon, 1) == [], "a log that was moved away does not stop the agent"
+    log.write_text("agent 1: new\n")
+    assert service.lines_of(daemon, 1) == ["agent 1: new"]
+
+
+def test_an_agent_whose_module_is_missing_names_module_and_folder(tmp_path):
+    """The message of a daemon that cannot start, as `join` shows it."""
+    log = tmp_path / "agent.log"
+    log.touch()
+    daemon = RestartingProcess([], log, {}, tmp_path)
+    log.write_text("error: agent.toml: the environment 'a:b' cannot be imported; looked for a.py in /robots\n")
+    daemon.deaths = 1
+    with pytest.raises(UserError, match=r"of agent-1 does not start: agent\.toml: .* looked for a\.py in /robots"):
+        service.wait_for(daemon, tmp_path / "agent.sock", "agent-1")
 
 
 def test_the_interval_of_readmission_doubles(fleet, monkeypatch):

@@ -1,5 +1,6 @@
 """Hostile agents in a real fleet over TLS: bad uploads, foreign certificates, revoked kits."""
 
+import os
 import socket
 import ssl
 import sys
@@ -59,7 +60,7 @@ def rogue_agent(fleet, name, folder):
     ).start()
     kit.socket = listening
     client = client_process(kit)
-    client.env["PYTHONPATH"] = str(folder / "own")
+    client.env["PYTHONPATH"] = f"{folder / 'own'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     client.start()
     try:
         yield

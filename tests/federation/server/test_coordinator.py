@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import tomllib
 from dataclasses import replace
@@ -328,6 +329,20 @@ def test_damaged_files_are_one_sentence(agents, tmp_path):
     (folder.path / "plan.json").write_text("{")
     with pytest.raises(UserError, match=r"plan\.json is damaged"):
         train(folder, InProcessAgents(agents))
+
+
+def test_a_job_finds_modules_where_the_training_was_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path])
+    folder, mine = new_run(tmp_path), tmp_path / "mine"
+    mine.mkdir()
+    own = CONFIG.to_toml().replace('name = "table"', 'name = "policies_of_mine:table"')
+    folder.write_spec(replace(folder.spec(), config=own, folders=(str(mine),)))
+    why = rf"the server's job .* 'policies_of_mine:table' .* looked for policies_of_mine\.py in .*{mine}"
+    with pytest.raises(UserError, match=why):
+        train(folder, ask_honest_agents)
+    (mine / "policies_of_mine.py").write_text("from perfedrl.policies import table\n")
+    train(folder, ask_honest_agents)
+    assert folder.progress()["phase"] == "finished"
 
 
 def test_a_checkpoint_of_another_run_or_shape_is_rejected(agents, tmp_path):

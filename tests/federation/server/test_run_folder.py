@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from perfedrl.federation.server.run_folder import RunFolder, StaleJob
+from perfedrl.federation.server.run_folder import RunFolder, RunSpec, StaleJob, Terms
 
 
 def test_readers_see_whole_files_and_whole_log_lines(tmp_path):
@@ -37,6 +37,16 @@ def test_readers_see_whole_files_and_whole_log_lines(tmp_path):
     assert [event["event"] for event in folder.events()] == ["one", "two"], "an incomplete line hid the next one"
     assert [event["event"] for event in folder.events_since(since)[0]] == ["two"]
     assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[0])["reason"] == 'é\n"'
+
+
+def test_a_specification_without_the_fields_of_later_versions_can_be_read(tmp_path):
+    folder = RunFolder(tmp_path)
+    spec = RunSpec("run-0", "config", ("agent-0", "agent-1"), Terms(min_agents=2), "runs")
+    folder.write_spec(spec)
+    path = tmp_path / "plan.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: content[key] for key in ("run", "config", "agents", "terms", "runs")}))
+    assert folder.spec() == spec
 
 
 def test_a_cleared_run_keeps_old_jobs_out(tmp_path):

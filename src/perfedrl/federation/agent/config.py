@@ -8,21 +8,34 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from perfedrl.envs import ENVS, Fleet, Task, fleet
+from perfedrl.envs import ENVS, PLAYED, Fleet, Task, fleet
 from perfedrl.envs.base import PlayedTask
+from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
-from perfedrl.experiments.config import Config, make_config, whole
+from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
+from perfedrl.federation.environment_report import (
+    PLAN_TABLE,
+    EnvironmentReport,
+    agents_bring_environments,
+    checked_report,
+    report_of,
+    with_report,
+)
+from perfedrl.own_modules import find_modules_in
 from perfedrl.registry import abbreviated
 from perfedrl.rollout import PythonSampler
+from perfedrl.saved_policies.spaces import Spaces
 from perfedrl.simulation.evaluation import check_fit
 from perfedrl.types import Sampler
 
+NAMELESS = "of-each-agent"
+"""The Gymnasium id in place of what a plan names: an agent plays in its own environment only."""
 LARGEST_NUMBER = 2**31
 """Agents' numbers are smaller, and so differ from the other numbers that are folded into a seed's key."""
 
@@ -47,10 +60,14 @@ class AgentConfig(BaseModel):
 
     fleet: dict[str, Any]
     agent: int | None = Field(default=None, ge=0)
-    """The index of the training agent in the fleet; by default the agent's number in the federation."""
+    """The index of the agent in the fleet; by default the only agent, or the agent's number in the federation."""
+    folder: str = "."
+    """The folder, relative to this file, in which modules of the user's own are looked for."""
     limits: Limits = Limits()
     trust: tuple[str, ...] = ()
     """Import paths that a plan may name; perfedrl's registered names are always allowed."""
+    keep: Literal["adapted", "better"] = "adapted"
+    """Which policy the agent keeps at the end: the adapted one, or the better of it and the shared one."""
     tell_outcomes: bool = True
     """Whether the agent reports its outcomes, which [privacy] in a plan does not protect."""
 
@@ -105,10 +122,27 @@ class AgentConfig(BaseModel):
         """This agent's task, as a stack of one."""
         if not isinstance(self._world, Fleet):
             return as_fleet(self._world).train
-        i, count = number if self.agent is None else self.agent, self._world.agents
-        if not 0 <= i < count:
-            raise UserError(f"there is no training agent {i}: the fleet of {self.env!r} has {count}, numbered from 0")
-        return jax.tree.map(lambda x: x[i : i + 1], self._world.train)
+        fleet, count = self._world, self._world.agents
+        alone = count == 1 and fleet.held_out is None
+        i = (0 if alone else number) if self.agent is None else self.agent
+        if not 0 <= i < count + fleet.held_out_agents:
+            others = f" and {fleet.held_out_agents} held-out agents" if fleet.held_out is not None else ""
+            raise UserError(
+                f"there is no agent {i}: the fleet of {self.env!r} has {count} training agents{others}, numbered from "
+                "0; select one of them by agent = ..."
+            )
+        part, j = (fleet.train, i) if i < count else (fleet.held_out, i - count)
+        return jax.tree.map(lambda x: x[j : j + 1], part)
+
+    def report(self, number: int) -> EnvironmentReport | None:
+        """What this agent reports of its environment; None for a sampler, which takes any policy that it is given."""
+        return None if self.makes_sampler else report_of(self.tasks(number))
+
+    def environment_spaces(self, number: int) -> Spaces | None:
+        """The spaces of this agent's environment, where they are known."""
+        if self.makes_sampler:
+            return None
+        return jax.tree.map(lambda x: x[0], self.tasks(number)).environment_spaces
 
     def sampler(self, policy: Any, number: int) -> tuple[Sampler, Any]:
         """This agent's Python sampler for a policy, and the object with its discount and episode outcomes."""
@@ -138,7 +172,10 @@ def as_fleet(world: Any) -> Fleet:
 
 
 def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentConfig:
-    """Read an agent's settings from a TOML file; `env` replaces its whole table [fleet], or the file."""
+    """Read an agent's settings from a TOML file; `env` replaces its whole table [fleet], or the file.
+
+    Modules that the file names are looked for in its `folder` too, in this process and in those that it starts.
+    """
     if path is None:
         if env is None:
             raise UserError("this agent needs an environment: a file, or --env NAME")
@@ -148,6 +185,8 @@ def load_agent_config(path: str | Path | None, env: str | None = None) -> AgentC
     if env is not None:
         table["fleet"] = {"env": env}
     table = resolve_fleet_file(path, table)
+    if isinstance(folder := table.get("folder", "."), str):
+        find_modules_in(path.parent / folder)
     try:
         return make_agent_config(table)
     except UserError as error:
@@ -171,27 +210,34 @@ def check_number(number: int) -> int:
     return number
 
 
-def read_plan(text: str, agent: AgentConfig) -> Config:
-    """Read the server's config and build its experiment, if it is within this agent's trust and limits."""
+def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
+    """Read the server's config and build its experiment, if it is within this agent's trust and limits.
+
+    Where agents bring their environments, nothing of the plan's fleet is built: its experiment is that of the report in
+    the plan, which must fit this agent's own, or of the agent's own report.
+    """
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"the plan is not valid TOML: {error}") from error
     if "attack" in table:
         raise UserError("the plan has a table [attack], which is for simulations only: no agent takes part in one")
-    for place, value in _texts(table):
-        if ":" in value and value not in agent.trust:
-            raise UserError(
-                f"the plan names {abbreviated(value)} as {place}, which this agent does not trust: it only imports "
-                "names that perfedrl registers, and those that its own config lists under trust"
-            )
+    if isinstance(table.get("start"), str | dict):
+        raise UserError("the plan starts from parameters in a file; a plan cannot choose what is read here")
+    reported = table.pop(PLAN_TABLE, None)
     try:
-        config = make_config(_with_own_file(table, agent))
+        config = parse_config(_with_own_file(_checked_trust(table, agent), agent))
+        config = _on_report(config, reported, agent, number) if agents_bring_environments(config) else config
+        experiment = config.experiment
     except UserError as error:
         raise UserError(f"the plan: {error}") from error
+    if config.changed_code:
+        raise UserError(
+            f"the plan: {config.changed_code[0]} is other code here than on the server; copy the server's files"
+        )
     if len(config.seeds) != 1:
         raise UserError(f"expected a plan with exactly one seed, got {len(config.seeds)}")
-    algorithm, most = config.experiment.algorithm, agent.limits.trajectories_per_round
+    algorithm, most = experiment.algorithm, agent.limits.trajectories_per_round
     if not algorithm.federated:
         raise UserError(f"the plan's algorithm {config.algorithm['name']!r} sends nothing, so it needs no federation")
     if algorithm.trajectories_per_round > most:
@@ -199,6 +245,38 @@ def read_plan(text: str, agent: AgentConfig) -> Config:
             f"the plan needs {algorithm.trajectories_per_round} trajectories per round; this agent's limit is {most}"
         )
     return config
+
+
+def _checked_trust(table: dict[str, Any], agent: AgentConfig) -> dict[str, Any]:
+    """Reject import paths that the agent does not trust.
+
+    A fleet that is played in Python may name anything: it is replaced by one that names nothing, of as many agents.
+    """
+    fleet = table.get("fleet")
+    if isinstance(fleet, dict) and str(fleet.get("env")) in PLAYED:
+        given = ENVS.resolve(fleet["env"], {key: value for key, value in fleet.items() if key != "env"})
+        table = {**table, "fleet": {"env": "gymnasium", "id": NAMELESS, "agents": training_agents(given)}}
+    for place, value in _texts(table):
+        if ":" in value and value not in agent.trust:
+            raise UserError(
+                f"{abbreviated(value)} as {place} is a name that this agent does not trust: it only imports names that "
+                "perfedrl registers, and those that its own config lists under trust"
+            )
+    return table
+
+
+def _on_report(config: Config, reported: Any, agent: AgentConfig, number: int) -> Config:
+    """Build the plan's experiment on the report in the plan, or on this agent's own."""
+    own = agent.report(number)
+    if reported is None and own is None:
+        raise UserError("it has no report of an environment, and this agent's sampler cannot give one")
+    if reported is not None and not isinstance(reported, dict):
+        raise UserError(f"its {PLAN_TABLE} is not a table")
+    report = own if reported is None else checked_report(reported)
+    assert report is not None
+    if own is not None and not own.fits(report):
+        raise UserError(f"its agents have {report}; this agent's environment has {own}")
+    return with_report(config, report)
 
 
 def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:

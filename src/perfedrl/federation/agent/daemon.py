@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from perfedrl.errors import UserError
 from perfedrl.federation.agent.answer_store import reason_of
@@ -37,7 +38,7 @@ class Daemon:
 
     def run(self) -> None:
         """Answer requests until `stop`."""
-        with selectors.DefaultSelector() as selector, self._woken, self._waker:
+        with selectors.DefaultSelector() as selector:
             for source in (self._listener, self._woken):
                 selector.register(source, selectors.EVENT_READ)
             while all(key.fileobj is not self._woken for key, _ in selector.select()):
@@ -47,6 +48,23 @@ class Daemon:
         """End `run`; may be called from any thread or signal handler."""
         with suppress(OSError):
             self._waker.send(b"x")
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """End `run` at SIGTERM or Ctrl-C; in the main thread.
+
+        The system may hand a signal to another thread than the one that waits in `run`. Python then writes a byte to
+        the wake-up file at once, and calls the handler only when the waiting thread goes on.
+        """
+        before = {name: signal.signal(name, lambda *_: self.stop()) for name in (signal.SIGTERM, signal.SIGINT)}
+        self._waker.setblocking(False)
+        file = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(file)
+            for name, handler in before.items():
+                signal.signal(name, handler)
 
     def _accept(self) -> None:
         try:
@@ -82,26 +100,28 @@ def serve(
     folder: str | Path,
     limit: int = LIMIT,
     ready: Callable[[], None] = lambda: None,
-) -> None:
-    """Run an agent until SIGTERM or Ctrl-C; `ready` is called when it listens. Call it in a process's main thread.
+    tell: Callable[[str], None] = lambda _: None,
+    stopped: Callable[[], None] = lambda: None,
+) -> NoReturn:
+    """Run an agent in a process's main thread until SIGTERM or Ctrl-C; then the process ends.
 
-    The folder holds the agent's stored answers and belongs to this agent alone.
+    `ready` is called when the agent listens, `tell` with each thing that it did, and `stopped` at the end. The folder
+    holds the agent's stored answers and belongs to this agent alone.
     """
     path, folder = Path(socket_path), Path(folder)
     with ExitStack() as stack:
-        agent = Agent(config, number, folder)
+        agent = Agent(config, number, folder, tell)
         stack.enter_context(exclusive_lock(folder / "lock", f"another agent is using {folder}"))
         listener = stack.enter_context(listening(path))
         daemon = Daemon(agent, listener, limit)
-        for name in (signal.SIGTERM, signal.SIGINT):
-            stack.callback(signal.signal, name, signal.signal(name, lambda *_: daemon.stop()))
+        stack.enter_context(daemon.stopped_by_signals())
         ready()
         daemon.run()
-    if agent.busy:
-        # Answers are on disk already, and JAX crashes if it is shut down while it computes.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    stopped()
+    # Answers are on disk already, and JAX may crash or hang if it is shut down while another thread uses it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @contextmanager

@@ -11,6 +11,11 @@ TIMEOUT = 600.0
 """Seconds for a question and its answer."""
 
 
+def line_of(number: int, what: str = "") -> str:
+    """A line in which a daemon says what its agent did; the beginning of such lines if `what` is left out."""
+    return f"agent {number}: {what}"
+
+
 class DaemonError(UserError):
     """The daemon answered with an error."""
 

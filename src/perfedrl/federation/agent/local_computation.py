@@ -21,6 +21,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent.config import AgentConfig
+from perfedrl.memory import check_memory, estimate
 from perfedrl.simulation.compiled import measure_replicas
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, MonteCarlo, Outcomes, check_fit, episode_outcomes
 from perfedrl.simulation.keys import agent_key
@@ -86,6 +87,9 @@ class CompiledComputation:
     def limit_time(self, deadline: float) -> None:
         """Do nothing: compiled work cannot be stopped."""
 
+    mean_return = None
+    """Unknown: returns of training episodes stay inside the compiled function."""
+
 
 class CompiledFunction:
     """A function of one agent, compiled when it is prepared and freed with this object.
@@ -131,7 +135,9 @@ class CompiledFunction:
         options = compilation.options(jax.default_backend())
 
         def compiled(*args: Any) -> Any:
-            return jax.jit(run, compiler_options=options).lower(*args).compile()
+            traced = jax.jit(run, compiler_options=options).trace(*args)
+            check_memory(estimate(traced.jaxpr))
+            return traced.lower().compile()
 
         self._compiled = self._in_precision(compiled, self._arguments(message, state, 0))
 
@@ -157,7 +163,7 @@ class PythonComputation:
     def __init__(self, config: Config, agent: AgentConfig, algorithm: Algorithm, number: int):
         experiment = config.experiment
         sampler, about = agent.sampler(experiment.policy, number)
-        self._sampler = CheckedSampler(sampler, agent.env)
+        self._sampler = CheckedSampler(sampler, agent.env, float(about.discount))
         self._objective = PolicyObjective(
             self._sampler, experiment.policy, float(about.discount), experiment.agent.forms
         )
@@ -179,7 +185,13 @@ class PythonComputation:
 
     def limit_time(self, deadline: float) -> None:
         """Sample nothing more after a moment of `time.monotonic`."""
-        self._sampler.deadline = deadline
+        self._sampler.deadline, self._sampler.returns = deadline, []
+
+    @property
+    def mean_return(self) -> float | None:
+        """The mean return of the episodes since `limit_time`; None if none was played."""
+        returns = self._sampler.returns
+        return float(np.mean(np.concatenate(returns))) if returns else None
 
 
 class PythonFunction:
@@ -220,12 +232,16 @@ class SampledEvaluation:
 
 
 class CheckedSampler:
-    """A Python sampler with a deadline, whose trajectories are checked before they are used."""
+    """A Python sampler with a deadline, whose trajectories are checked before they are used.
+
+    `returns` collects the returns of all episodes, batch by batch, until somebody empties it.
+    """
 
     traceable = False
 
-    def __init__(self, sampler: Sampler, name: str):
-        self._sampler, self._name, self.deadline = sampler, name, float("inf")
+    def __init__(self, sampler: Sampler, name: str, discount: float):
+        self._sampler, self._name, self._discount, self.deadline = sampler, name, discount, float("inf")
+        self.returns: list[np.ndarray] = []
 
     def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         if time.monotonic() > self.deadline:
@@ -235,6 +251,8 @@ class CheckedSampler:
             batch = Trajectory(
                 *jax.tree.map(jnp.asarray, (obs, action)), *(jnp.asarray(x, float) for x in (reward, mask))
             )
+        except UserError:  # the sampler's own sentence, for example that its environment failed
+            raise
         except (TypeError, ValueError) as error:
             raise UserError(f"expected a Trajectory from the sampler of {self._name!r}: {error}") from error
         shape = batch.reward.shape
@@ -243,6 +261,7 @@ class CheckedSampler:
             raise UserError(f"expected {m} trajectories from the sampler of {self._name!r}, got arrays {shapes}")
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(batch)):
             raise UserError(f"the sampler of {self._name!r} returned values that are not finite")
+        self.returns.append(np.asarray(batch.reward, float) @ self._discount ** np.arange(shape[1]))
         return batch
 
 

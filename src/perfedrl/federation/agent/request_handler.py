@@ -17,22 +17,29 @@ import numpy as np
 from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.agent.answer_store import AnswerStore, digest
+from perfedrl.federation.agent.answer_store import Answer, AnswerStore, digest
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
-from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.environment_report import PLAN_TABLE
+from perfedrl.federation.frames import Frame
+from perfedrl.saved_policies.file import encode as policy_file
+from perfedrl.types import Params
 
 LONGEST_MESSAGE = 1000
 
 
 class Agent:
-    """An agent's worker and store behind requests. One request is processed at a time; "health" is answered at once."""
+    """An agent's worker and store behind requests. One request is processed at a time; "health" is answered at once.
 
-    def __init__(self, config: AgentConfig, number: int, folder: Path):
-        self.worker, self.store = Worker(config, number), AnswerStore(folder, number)
+    `tell` is called with a sentence for every request that the agent has processed.
+    """
+
+    def __init__(self, config: AgentConfig, number: int, folder: Path, tell: Callable[[str], None] = lambda _: None):
+        self.worker, self.store, self._listener = Worker(config, number), AnswerStore(folder, number), tell
         self._lock = threading.Lock()
         self._current = {"run": "", "round": ""}
         self._handlers: Mapping[str, Callable[[Frame], Frame]] = {
+            "describe": self._describe,
             "prepare": self._prepare,
             "update": self._update,
             "evaluate": self._evaluate,
@@ -44,6 +51,11 @@ class Agent:
         """Whether a request is being processed."""
         return self._lock.locked()
 
+    def tell(self, what: str) -> None:
+        """Say in one line what the agent did; a closed terminal is no reason to fail."""
+        with suppress(OSError):
+            self._listener(one_line(what))
+
     def answer(self, frame: Frame) -> Frame:
         """Answer a request; errors are answers too, of one sentence."""
         try:
@@ -54,6 +66,7 @@ class Agent:
             with self._working(frame):
                 return self._handlers[frame.kind](frame)
         except UserError as error:
+            self.tell(f"{frame.kind[:40]!r} failed: {error}")
             return failure(str(error))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
@@ -71,6 +84,13 @@ class Agent:
         fields |= {**self._current, "busy": "yes" if self.busy else "no", "rss": str(resident())}
         return Frame("health", fields | {"env": self.worker.config.env})
 
+    def _describe(self, frame: Frame) -> Frame:
+        """Report the sizes and names of the agent's environment; empty if it is a sampler, which fits any."""
+        report = self.worker.config.report(self.worker.number)
+        asked = {"run": text(frame, "run"), "generation": text(frame, "generation")}
+        self.tell(f"joined the run {asked['run'][:100]}, and described its environment")
+        return Frame("described", {**asked, PLAN_TABLE: "" if report is None else report.model_dump_json()})
+
     def _prepare(self, frame: Frame) -> Frame:
         run, generation, begun = text(frame, "run"), count(frame, "generation"), time.monotonic()
         training, _ = self._training(frame)
@@ -78,6 +98,7 @@ class Agent:
         training.prepare()
         seconds = f"{time.monotonic() - begun:.6f}"
         about = {"seconds": seconds, "trajectories": str(training.trajectories)}
+        self.tell(f"ready for {training.config.rounds} rounds of {training.config.name}")
         return Frame("prepared", {"run": run, "generation": str(generation), **about})
 
     def _update(self, frame: Frame) -> Frame:
@@ -93,8 +114,9 @@ class Agent:
         identity = digest(frame.tensors, text(frame, "plan"))
         private = training.private is not None
         answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, private)
-        spent = training.trajectories if answer.fresh else 0
-        about = {"seconds": f"{time.monotonic() - begun:.6f}", "trajectories": str(spent)}
+        spent, seconds = training.trajectories if answer.fresh else 0, time.monotonic() - begun
+        about = {"seconds": f"{seconds:.6f}", "trajectories": str(spent)}
+        self.tell(told_of_round(training, round_, answer, seconds))
         asked = {"run": run, "generation": str(generation), "round": str(round_)}
         return Frame("upload", {**asked, **about, **privacy_fields(training, answer.releases)}, answer.upload)
 
@@ -105,6 +127,7 @@ class Agent:
         training, message = self._training(frame)
         state = self._state(training, run, self.store.state(run, generation, round_, named_leaves(training.state)))
         outcomes = training.evaluate(message, state, round_)
+        self.tell(f"measured after {round_} of {training.config.rounds} rounds: {told_of_returns(outcomes)}")
         return Frame("outcomes", {"run": run, "generation": str(generation), "round": str(round_)}, scalars(outcomes))
 
     def _personalize(self, frame: Frame) -> Frame:
@@ -116,12 +139,31 @@ class Agent:
             self.store.record_for(run, count(frame, "generation"), {})  # raises if the generation is stale
         state = training.state if stored is None else self._state(training, run, stored.after)
         own, outcomes = training.personalize(message, state, m, draw)
+        worse = outcomes.after["return"] < outcomes.before["return"]
+        kept = "start" if worse and self.worker.config.keep == "better" else "adapted"
+        if kept == "start":
+            own = training.start(message, state)
         about = {"run": run, "m": str(m), "draw": str(draw), "number": str(self.worker.number)}
-        self.store.write(path, encode(Frame("personal", about, named_leaves(own))))
+        how = {"trajectories": m, "draw": draw}
+        self.store.write(path, self._policy_file(training, own, run, outcomes, kept, how))
+        which = "the shared policy is kept" if kept == "start" else "saved"
+        self.tell(f"personalized with {m} trajectories: {told_of_returns(outcomes)}; {which} in {path}")
         tensors = scalars(outcomes) if self.worker.config.tell_outcomes else {}
         if frame.fields.get("parameters") == "yes":
             tensors |= {f"parameters.{name}": x for name, x in named_leaves(own).items()}
         return Frame("personalized", about, tensors)
+
+    def _policy_file(
+        self, training: LocalTraining, own: Params, run: str, outcomes: AgentOutcomes, kept: str, how: Mapping[str, int]
+    ) -> bytes:
+        """The agent's own policy as `perfedrl.load_policy` opens it."""
+        spaces = self.worker.config.environment_spaces(self.worker.number)
+        returns = {"return_before": outcomes.before["return"], "return_after": outcomes.after["return"]}
+        adaptation = {"agent": f"agent {self.worker.number}", "run": run, **how}
+        about: dict[str, Any] = {**adaptation, **returns, "kept": kept}
+        about["adaptations"] = [adaptation] if kept == "adapted" else []
+        about |= {"fleet": self.worker.config.fleet, "algorithm": training.config.algorithm}
+        return policy_file(training.config.experiment.policy.description, named_leaves(own), spaces, about)
 
     def _training(self, frame: Frame) -> tuple[LocalTraining, Any]:
         """The training that a request's plan describes, and the request's message, which must fit it."""
@@ -132,10 +174,30 @@ class Agent:
         return unnamed(training.state, tensors, f"the stored state of {run}")
 
 
+def told_of_round(training: LocalTraining, round_: int, answer: Answer, seconds: float) -> str:
+    """What the agent did in a round, in one line."""
+    of_all = f"round {round_ + 1} of {training.config.rounds}"
+    uploaded = f"uploaded {sum(x.nbytes for x in answer.upload.values())} bytes"
+    if not answer.fresh:
+        return f"{of_all}: {uploaded} again, nothing new was played"
+    mean = "" if training.mean_return is None else f"mean return {training.mean_return:.4g}, "
+    return f"{of_all}: played {training.trajectories} episodes, {mean}{seconds:.2f} s, {uploaded}"
+
+
+def told_of_returns(outcomes: AgentOutcomes) -> str:
+    """Returns before and after adaptation, in a few words; a loss is told."""
+    before, after = outcomes.before["return"], outcomes.after["return"]
+    return f"return {before:.4g} before adaptation, {'only ' if after < before else ''}{after:.4g} after"
+
+
 def failure(message: str) -> Frame:
     """An error as an answer, in one line."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in message).split())
-    return Frame("error", {"message": line[:LONGEST_MESSAGE]})
+    return Frame("error", {"message": one_line(message)})
+
+
+def one_line(message: str) -> str:
+    """A message as one printable line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in message).split())[:LONGEST_MESSAGE]
 
 
 def text(frame: Frame, name: str) -> str:

@@ -1,5 +1,6 @@
 """An agent's local training for a run: the server's plan and the agent's own environment."""
 
+import logging
 import secrets
 import time
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from jaxtyping import PyTree
 from perfedrl.algorithms import Algorithm, Private, privatize
 from perfedrl.algorithms.wrapper import Wrapper, agent_side
 from perfedrl.compilation import jit
+from perfedrl.envs import PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config, whole
 from perfedrl.experiments.files import named_leaves
@@ -21,6 +23,8 @@ from perfedrl.federation.agent.config import AgentConfig, check_number, read_pla
 from perfedrl.federation.agent.local_computation import CompiledComputation, PythonComputation
 from perfedrl.key_domains import EVALUATION
 from perfedrl.types import Params
+
+log = logging.getLogger("perfedrl")
 
 OWN = 2**30
 """Folded, with the draw, into an agent's key when it personalizes: above training's rounds and below evaluation's."""
@@ -39,18 +43,20 @@ class AgentOutcomes(NamedTuple):
 
 
 class Worker:
-    """One agent of a federation, with its environment and its number."""
+    """One agent of a federation, with its environment, which is checked, and its number."""
 
     def __init__(self, config: AgentConfig, number: int):
         self.config, self.number = config, check_number(number)
-        if not config.makes_sampler:
-            config.tasks(number)
+        tasks = None if config.makes_sampler else config.tasks(number)
+        if isinstance(tasks, PlayedTask):
+            for warning in tasks.check():
+                log.warning("%s", warning)
         self._trainings: OrderedDict[str, LocalTraining] = OrderedDict()
 
     def training(self, plan: str) -> "LocalTraining":
         """The agent's training for a plan, a config as TOML; those of the last few plans are kept."""
         if plan not in self._trainings:
-            self._trainings[plan] = LocalTraining(read_plan(plan, self.config), self.config, self.number)
+            self._trainings[plan] = LocalTraining(read_plan(plan, self.config, self.number), self.config, self.number)
         self._trainings.move_to_end(plan)
         while len(self._trainings) > MOST_PLANS:
             self._trainings.popitem(last=False)
@@ -77,6 +83,11 @@ class LocalTraining:
     def trajectories(self) -> int:
         """The number of trajectories that one round takes."""
         return self.algorithm.trajectories_per_round
+
+    @property
+    def mean_return(self) -> float | None:
+        """The mean return of the episodes of the last request, where they are played in Python."""
+        return self._computation.mean_return
 
     def prepare(self) -> None:
         """Compile the functions of a round and of an evaluation, where they are compiled at all."""
@@ -115,9 +126,12 @@ class LocalTraining:
         self._check_episodes()
         own = self._timed(self._computation.personalize(m), message, state, OWN + draw)
         check_finite(own, "the agent's own parameters", ": lower alpha")
-        start = self.algorithm.shared(self.algorithm.with_personal_part(message, state))
-        both = jax.tree.map(np.asarray, start), own
+        both = self.start(message, state), own
         return own, as_outcomes(self._timed(self._computation.compare, both, state, OWN + draw))
+
+    def start(self, message: PyTree, state: PyTree) -> Params:
+        """The parameters that the agent has before it adapts: the shared ones, with its personal ones if it has any."""
+        return jax.tree.map(np.asarray, self.algorithm.shared(self.algorithm.with_personal_part(message, state)))
 
     def _check_episodes(self) -> None:
         needed, most = self._computation.episodes, self.limits.episodes

@@ -16,7 +16,7 @@ from perfedrl.errors import UserError
 from perfedrl.federation.agent.daemon_client import call_raw
 from perfedrl.federation.frames import LIMIT
 
-FRAME, REASON, TASKS = "frame", "reason", ("prepare", "update", "evaluate", "personalize")
+FRAME, REASON, TASKS = "frame", "reason", ("describe", "prepare", "update", "evaluate", "personalize")
 SOCKET = "PERFEDRL_AGENT_SOCKET"
 """The environment variable with the path of the daemon's socket."""
 

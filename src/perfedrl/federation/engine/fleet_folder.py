@@ -42,8 +42,8 @@ class FleetInfo:
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             info = FleetInfo(**{**content, "agents": tuple(content.get("agents", ()))})
-        except FileNotFoundError as error:
-            raise UserError(f"{path.parent} is not a {what}; create one with `perfedrl federation init`") from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(f"{path.parent} is no {what}; create one with `perfedrl federation init`") from error
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is damaged or was written by another version of perfedrl") from error
         if info.format != FORMAT:

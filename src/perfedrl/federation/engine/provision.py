@@ -1,5 +1,7 @@
 """Create a fleet's certificates and signed start-up kits with NVFlare's provisioner."""
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -105,11 +107,11 @@ def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, p
         project.add_client(name, ORGANIZATION, {})
     project.add_admin(OPERATOR, ORGANIZATION, {"role": "project_admin"})
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
-    made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(
-        project, logger=_QuietLogger(logging.getLogger(__name__))
-    )
+    log = _ProvisionerLog()
+    with contextlib.redirect_stderr(io.StringIO()):  # the provisioner prints a traceback beside its error
+        made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(project, logger=log)
     if made.get(CtxKey.BUILD_ERROR):
-        raise UserError("NVFlare could not create the kits; see its log")
+        raise UserError(f"NVFlare could not create the kits: {' '.join(log.errors)}")
     return Path(made[CtxKey.CURRENT_PROD_DIR]), made[CtxKey.ROOT_PRI_KEY]
 
 
@@ -162,8 +164,19 @@ def valid_until(certificate: Path) -> str:
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.isoformat()
 
 
-class _QuietLogger(logging.LoggerAdapter):
-    """A logger for NVFlare's provisioner that demotes its messages about normal steps."""
+class _ProvisionerLog:
+    """Collects the errors of NVFlare's provisioner, and passes on its warnings."""
 
-    def info(self, msg: object, *args: object, **kwargs: Any) -> None:
-        self.debug(msg, *args, **kwargs)
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def debug(self, message: str) -> None:
+        logging.getLogger(__name__).debug(message)
+
+    info = debug
+
+    def warning(self, message: str) -> None:
+        logging.getLogger(__name__).warning(message)
+
+    def error(self, message: str) -> None:
+        self.errors.append(message)

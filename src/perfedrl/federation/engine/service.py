@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from perfedrl.errors import UserError
-from perfedrl.federation.agent.daemon_client import AgentUnreachable, call
+from perfedrl.federation.agent.daemon_client import AgentUnreachable, call, line_of
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import (
     check_clock,
@@ -47,7 +47,7 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         reachable = check_server(kit)
         daemon = daemon_process(kit, agent_config, env).start()
         try:
-            wait_for(daemon, kit.socket)
+            wait_for(daemon, kit.socket, kit.info.agent)
         except BaseException:
             daemon.stop()
             raise
@@ -57,10 +57,10 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         )
         bridge = client_process(kit).start()
         tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
-        stand_by([bridge, daemon], tell)
+        stand_by([bridge, daemon], tell, spoken=lambda: lines_of(daemon, kit.info.number))
 
 
-def wait_for(daemon: RestartingProcess, socket: Path) -> None:
+def wait_for(daemon: RestartingProcess, socket: Path, name: str) -> None:
     """Wait until an agent's daemon answers; raise the error in its log if it cannot start."""
     end = time.monotonic() + READY
     while time.monotonic() < end:
@@ -69,21 +69,27 @@ def wait_for(daemon: RestartingProcess, socket: Path) -> None:
             return
         if daemon.deaths:
             errors = [line for line in daemon.log_tail(20).splitlines() if line.startswith("error: ")]
-            raise UserError(
-                errors[-1].removeprefix("error: ") if errors else f"the agent does not start; see {daemon.log}"
-            )
+            why = errors[-1].removeprefix("error: ") if errors else f"see {daemon.log}"
+            raise UserError(f"the process of {name} does not start: {why}")
         time.sleep(0.1)
-    raise UserError(f"the agent did not answer within {READY:g} s; see {daemon.log}")
+    raise UserError(f"the process of {name} did not answer within {READY:g} s; see {daemon.log}")
 
 
-def stand_by(processes: Sequence[RestartingProcess], tell: Tell) -> None:
-    """Wait for a signal, then end the processes; report restarts."""
+def lines_of(daemon: RestartingProcess, number: int) -> list[str]:
+    """What an agent's daemon has said in its log since the last call."""
+    return [line for line in daemon.new_lines() if line.startswith(line_of(number))]
+
+
+def stand_by(processes: Sequence[RestartingProcess], tell: Tell, spoken: Callable[[], list[str]] = list) -> None:
+    """Wait for a signal, then end the processes; report restarts, and pass on what is spoken."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     seen = [process.deaths for process in processes]
     try:
         while not stopping.wait(0.5):
+            for line in spoken():
+                tell(line)
             for i, process in enumerate(processes):
                 if process.deaths > seen[i]:
                     tell(f"{process.log.stem} ended and is restarted ({process.deaths}); see {process.log.name}")

@@ -19,7 +19,8 @@ from perfedrl.federation.engine.fleet_folder import FleetFolder
 from perfedrl.federation.engine.jobs import write_job
 from perfedrl.federation.engine.processes import check_clock
 from perfedrl.federation.engine.service import exclusive_service
-from perfedrl.federation.server.network_config import networked
+from perfedrl.federation.environment_report import agents_of
+from perfedrl.federation.server.network_config import least_agents, networked
 from perfedrl.federation.server.run_folder import RunFolder, RunSpec, Terms
 
 POLL, POLL_SERVER = 0.2, 2.0
@@ -55,29 +56,38 @@ def prepare(
     seed: int | None = None,
     restart: bool = False,
     release: Sequence[str] = (),
+    folders: Sequence[Path] = (),
 ) -> RunFolder:
     """Check a config and create the run's folder, or open it if the run is unfinished.
 
     `config` may be a `networked` one already, whose experiment is then not built again. Agents in `release` leave
-    quarantine.
+    quarantine. The fleet's agents beyond those that the config trains are newcomers, which personalize at the end.
+    Modules that the config names are looked for in `folders`, by default in the current one.
     """
     config = networked(config, seed)
-    needed, there = config.experiment.fleet.agents, len(fleet.info.agents)
+    needed, there = agents_of(config), len(fleet.info.agents)
     if needed > there:
         raise UserError(f"the config needs {needed} agents, but the fleet in {fleet.folder} has {there}")
-    least = max(terms.min_agents, config.experiment.algorithm.least_agents)
+    least = max(terms.min_agents, least_agents(config))
     if least > needed:
         raise UserError(f"every round needs {least} agents, but the config has {needed}")
     run_folder = RunFolder(fleet.control(config.folder))
     if restart:
         run_folder.clear()
-    run = run_folder.spec().run if run_folder.checkpoint_path.exists() else f"{config.folder}-{secrets.token_hex(4)}"
+    if run_folder.checkpoint_path.exists():
+        run = run_folder.spec().run
+    else:
+        run = f"{config.folder}-{secrets.token_hex(4)}"
+        run_folder.forget_report()
     if not NAME.fullmatch(run):
         raise UserError(f"the config's name is too long for a run's id: {config.name}")
-    names = fleet.info.agents[:needed]
+    names, newcomers = fleet.info.agents[:needed], fleet.info.agents[needed:] if terms.personalize else ()
     terms = Terms(**{**vars(terms), "min_agents": least})
     since = run_folder.generation() + 1
-    run_folder.write_spec(RunSpec(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since))
+    places = tuple(str(folder) for folder in folders or (Path.cwd(),))
+    run_folder.write_spec(
+        RunSpec(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since, newcomers, places)
+    )
     return run_folder
 
 
@@ -91,8 +101,9 @@ def finished(fleet: FleetFolder, config: Config, seed: int | None = None) -> Pat
 class Supervisor:
     """Submits jobs until a run is finished.
 
-    It waits for all agents of the run; after `wait` seconds `min_agents` are enough, and agents that come later are
-    taken in by a new job. Replaced jobs are fenced off: they can neither write to the run's folder nor get an answer.
+    It waits for all agents of the run, and before the first job for newcomers too; after `wait` seconds `min_agents`
+    that train are enough, and agents that come later are taken in by a new job. Replaced jobs are fenced off: they can
+    neither write to the run's folder nor get an answer.
     """
 
     def __init__(self, fleet: FleetFolder, run_folder: RunFolder, wait: float, watch: Watch = lambda _: None):
@@ -131,24 +142,27 @@ class Supervisor:
     def _show(self, doing: str, connected: set[str] | None = None) -> None:
         """Pass a view to `watch`."""
         news, self._log_offset = self.run_folder.events_since(self._log_offset)
-        self.watch(View(doing, self.run_folder.progress(), connected or set(), self.spec.agents, news))
+        expected = (*self.spec.agents, *self.spec.newcomers)
+        self.watch(View(doing, self.run_folder.progress(), connected or set(), expected, news))
 
     def _connect(self) -> Operator:
         """Wait for the server, and connect to it."""
         while True:
-            self._show("waiting for the server")
+            self._show(f"waiting for the server, which `perfedrl federation server {self.fleet.folder}` starts")
             with suppress(ServerUnreachable):
                 return Operator(self.fleet, timeout=5.0)
             time.sleep(1.0)
 
     def _gather(self, operator: Operator) -> list[str]:
         """Wait for the agents; return the connected ones."""
-        end = time.monotonic() + self.wait
+        end, least = time.monotonic() + self.wait, self.spec.terms.min_agents
+        everybody = {*self.spec.agents, *self.spec.newcomers}
+        expected = everybody if self.jobs == 0 else set(self.spec.agents)
         while True:
-            connected = operator.connected() & set(self.spec.agents)
+            connected = operator.connected() & everybody
             self._show("waiting for agents", connected)
             late = time.monotonic() > end
-            if len(connected) == len(self.spec.agents) or (late and len(connected) >= self.spec.terms.min_agents):
+            if connected >= expected or (late and len(connected & set(self.spec.agents)) >= least):
                 return sorted(connected)
             time.sleep(0.5)
 
@@ -175,6 +189,7 @@ class Supervisor:
             self.run_folder.next_generation()
             with suppress(ServerUnreachable, RequestDeclined):
                 operator.abort(job)
+            self.run_folder.write_progress({**self.run_folder.progress(), "phase": "stopped", "agents": {}})
             raise
 
     def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
@@ -198,7 +213,7 @@ class Supervisor:
                 self.run_folder.log("job lost", job=job)
                 now = self.run_folder.progress()
                 return now.get("generation") == generation and now.get("phase") == "finished"
-            connected = operator.connected() & set(self.spec.agents)
+            connected = operator.connected() & {*self.spec.agents, *self.spec.newcomers}
             without, idle = idle, connected & operator.idle(job)
             if polled - began > SETTLE and (coming := self._to_readmit(idle & without)):
                 self.run_folder.log("membership", agents=coming)

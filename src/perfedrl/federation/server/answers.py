@@ -7,6 +7,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from perfedrl.federation.environment_report import ReportedTask
 from perfedrl.federation.frames import BadFrame, Frame, decode
 from perfedrl.federation.server.upload_checks import printable
 from perfedrl.simulation.experiment import Experiment
@@ -88,9 +89,12 @@ def epsilon_in(data: bytes) -> float | None:
 
 def outcome_names(experiment: Experiment) -> list[str]:
     """The names of the outcomes that agents of this experiment report: "before.return", "after.success" and so on."""
-    key = jax.random.key(0)
-    params = experiment.policy.init(key)
-    names = jax.eval_shape(experiment.evaluation.outcomes, experiment.fleet.task(0), params, key)
+    task, key = experiment.fleet.task(0), jax.random.key(0)
+    if isinstance(task, ReportedTask):
+        names = {"return", *task.report.outcomes}
+    else:
+        params = experiment.policy.init(key)
+        names = set(jax.eval_shape(experiment.evaluation.outcomes, task, params, key))
     return [f"{when}.{name}" for when in ("before", "after") for name in sorted(names)]
 
 

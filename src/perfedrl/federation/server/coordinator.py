@@ -4,19 +4,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import has_run, read_provenance, save_run
+from perfedrl.federation.environment_report import PLAN_TABLE, EnvironmentReport, agents_bring_environments, with_report
 from perfedrl.federation.server.answers import Answers, AskAgents
-from perfedrl.federation.server.network_config import config_of
+from perfedrl.federation.server.environment_agreement import settled_report
+from perfedrl.federation.server.network_config import check_uploads, config_of, plan_text
 from perfedrl.federation.server.presenter import Presenter
 from perfedrl.federation.server.run_folder import RunFolder, ServerCheckpoint
 from perfedrl.federation.server.run_state_machine import (
     Announce,
     Command,
+    CoordinatorState,
     Fail,
     Finish,
     Log,
@@ -25,6 +29,7 @@ from perfedrl.federation.server.run_state_machine import (
     RunStateMachine,
     Save,
 )
+from perfedrl.own_modules import find_modules_in
 from perfedrl.simulation.observers import Observer, announce
 from perfedrl.simulation.run_state import RunState
 
@@ -35,24 +40,31 @@ PAUSE = 1.0
 class Coordinator:
     """Trains a run from its last checkpoint to its end; a crash costs at most the round under way.
 
-    `observers` watch it like a simulated run.
+    `observers` watch it like a simulated run. What is declared here is set when `run` begins: agents may have to be
+    asked first.
     """
 
+    machine: RunStateMachine
+    state: CoordinatorState
+    presenter: Presenter
+    observers: tuple[Observer, ...]
+    report: EnvironmentReport | None
+    seconds: float
+
     def __init__(self, folder: Path, generation: int, observers: Sequence[Observer] = ()):
-        self.folder, self.generation = RunFolder(folder), generation
+        self.folder, self.generation, self._observers = RunFolder(folder), generation, tuple(observers)
         with self.folder.writing(generation):
             self.spec = self.folder.spec()
-        self.config = config_of(self.spec.config)
-        self.machine = RunStateMachine(self.config, self.spec, generation)
-        saved = self.folder.load_checkpoint(self.spec.run, self.machine.start)
-        self.state, self._commands = self.machine.begin(saved)
-        self.seconds = 0.0 if saved is None else saved.seconds
-        self._began = time.monotonic() - self.seconds
-        self.presenter = Presenter(self.folder, self.spec.run, generation, self.config.rounds, self.spec.agents)
-        self.observers: tuple[Observer, ...] = (self.presenter, *observers)
+        for place in self.spec.folders:
+            find_modules_in(Path(place))
+        try:
+            self.config = config_of(self.spec.config)
+        except UserError as error:
+            raise UserError(f"the server's job cannot read the run's config: {error}") from error
 
     def run(self, ask: AskAgents) -> None:
         """Train to the end."""
+        commands = self._open(ask)
         if self._saved():
             self.presenter.on_start(self.run_state)
             self._end()
@@ -60,13 +72,29 @@ class Coordinator:
         for observer in self.observers:
             observer.on_start(self.run_state)
         asked: dict[tuple[str, int], float] = {}
-        commands = self._commands
         while question := self._carry_out(commands):
             began = asked.setdefault((question.kind, question.round), time.monotonic())
             answers = self._ask(ask, question)
             self.state, commands = self.machine.answered(self.state, answers, time.monotonic() - began)
             if self.state.round > question.round:
                 self.presenter.round_took(time.monotonic() - began)
+
+    def _open(self, ask: AskAgents) -> Sequence[Command]:
+        """Build the run, on the agents' report where they bring their environments; return the first commands."""
+        report: EnvironmentReport | None = None
+        if agents_bring_environments(self.config):
+            report = settled_report(self.folder, self.spec, self.generation, ask)
+            self.config = with_report(self.config, report)
+            check_uploads(self.config)
+        self.report = report
+        self.machine = RunStateMachine(self.config, self.spec, self.generation, plan_text(self.spec.config, report))
+        saved = self.folder.load_checkpoint(self.spec.run, self.machine.start)
+        self.state, commands = self.machine.begin(saved)
+        self.seconds = 0.0 if saved is None else saved.seconds
+        self._began = time.monotonic() - self.seconds
+        self.presenter = Presenter(self.folder, self.spec.run, self.generation, self.config.rounds, self.spec.agents)
+        self.observers = (self.presenter, *self._observers)
+        return commands
 
     def _ask(self, ask: AskAgents, question: Question) -> Answers:
         """Send a question and show the answers while they come in."""
@@ -113,7 +141,9 @@ class Coordinator:
 
     def _finish(self) -> None:
         """Save the finished run like one that was simulated."""
-        about = {**provenance(self.seconds), "federation": {"run": self.spec.run, "agents": list(self.spec.agents)}}
+        federation: dict[str, Any] = {"run": self.spec.run, "agents": list(self.spec.agents)}
+        federation |= {} if self.report is None else {PLAN_TABLE: self.report.table()}
+        about = {**provenance(self.seconds), "federation": federation}
         message = jax.tree.map(lambda x: x[None], self.state.server.message)
         assert self.state.history is not None
         with self.folder.writing(self.generation):

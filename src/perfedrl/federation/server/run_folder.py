@@ -1,7 +1,8 @@
 """The folder of one networked run on the server's machine, which the supervisor and its jobs share.
 
-`plan.json` holds what is trained, `fence.json` the generation of jobs that may write, `checkpoint.safetensors` the
-state after the last round, `progress.json` the current status, and `events.jsonl` the log, one event per line.
+`plan.json` holds what is trained, `environment.json` what agents report of environments that only they have,
+`fence.json` the generation of jobs that may write, `checkpoint.safetensors` the state after the last round,
+`progress.json` the current status, and `events.jsonl` the log, one event per line.
 """
 
 import fcntl
@@ -24,7 +25,7 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.files import read_safetensors, write_atomically
 from perfedrl.simulation.history import History
 
-LOCK = "lock"
+LOCK, REPORT = "lock", "environment.json"
 PLAN, FENCE, CHECKPOINT, PROGRESS, EVENTS = (
     "plan.json",
     "fence.json",
@@ -83,6 +84,10 @@ class RunSpec:
     released: tuple[str, ...] = ()
     """Agents that leave quarantine when the job of generation `since` starts."""
     since: int = 0
+    newcomers: tuple[str, ...] = ()
+    """Agents that take no part in training and personalize at the end."""
+    folders: tuple[str, ...] = ()
+    """Folders in which modules that the config names are looked for."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +123,24 @@ class RunFolder:
         """Read the run's specification."""
         content = _read(self.path / PLAN)
         try:
-            lists = {name: tuple(content[name]) for name in ("agents", "released")}
+            lists = {name: tuple(x) for name, x in content.items() if isinstance(x, list)}
             return RunSpec(**{**content, **lists, "terms": Terms(**content["terms"])})
         except (TypeError, KeyError) as error:
             raise UserError(f"{self.path / PLAN} is damaged; start the run again with --restart") from error
+
+    def write_report(self, report: str, generation: int) -> None:
+        """Keep the report of the agents' environments, so that later jobs of the run use the same."""
+        with self.writing(generation):
+            write_atomically(self.path / REPORT, report.encode())
+
+    def forget_report(self) -> None:
+        """Ask agents again what their environments are like, when the run starts anew."""
+        (self.path / REPORT).unlink(missing_ok=True)
+
+    def report(self) -> str | None:
+        """The report of the agents' environments, if there is one."""
+        path = self.path / REPORT
+        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def next_generation(self) -> int:
         """Start a new generation of jobs, which makes all earlier ones stale, and return its number."""

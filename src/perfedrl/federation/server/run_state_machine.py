@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -120,11 +121,13 @@ class RunStateMachine:
     """The transitions of one run: `begin` gives the first question, `answered` follows each one.
 
     The phases are "prepare" (agents compile), "update" (one per round), "evaluate" (before the first round and after
-    those that the config names), "personalize" (if the terms ask for it) and "finished".
+    those that the config names), "personalize" (if the terms ask for it; newcomers too) and "finished". `plan` is what
+    agents are sent of the run, by default its config.
     """
 
-    def __init__(self, config: Config, spec: RunSpec, generation: int):
+    def __init__(self, config: Config, spec: RunSpec, generation: int, plan: str | None = None):
         self.config, self.spec, self.generation = config, spec, generation
+        self.plan = spec.config if plan is None else plan
         self.experiment, self.terms, self.names = config.experiment, spec.terms, spec.agents
 
     @cached_property
@@ -179,7 +182,7 @@ class RunStateMachine:
         """The encoded question of one kind: the run, its config, and the server's message."""
         about = {"run": self.spec.run, "generation": self.generation, "round": state.round, **fields}
         texts = {name: str(value) for name, value in about.items()}
-        return encode(Frame(kind, {**texts, "plan": self.spec.config}, named_leaves(state.server.message)))
+        return encode(Frame(kind, {**texts, "plan": self.plan}, named_leaves(state.server.message)))
 
     def _enter(self, state: CoordinatorState, phase: str) -> tuple[CoordinatorState, Question]:
         """Open the first question of a phase; an update is asked of the agents that are drawn for the round."""
@@ -191,7 +194,8 @@ class RunStateMachine:
         """Ask everybody who is neither done nor in quarantine; agents that were silent before are not waited for."""
         fields = {"m": self.terms.personalize, "draw": 0} if state.phase == "personalize" else {}
         without = frozenset(state.accepted) | state.settled | set(state.gate.quarantined)
-        waited_for = frozenset(self.names) - without - state.lost
+        without |= frozenset() if state.phase == "personalize" else frozenset(self.spec.newcomers)
+        waited_for = frozenset((*self.names, *self.spec.newcomers)) - without - state.lost
         frame = self.frame(state, state.phase, **fields)
         needed = state.needed - len(state.accepted)
         question = Question(state.phase, state.round, frame, without, waited_for, needed)
@@ -302,7 +306,7 @@ class RunStateMachine:
         stacked = [np.stack([state.accepted[name][leaf] for name in accepted_names]) for leaf in leaves]
         weights = self._weights[[self.names.index(name) for name in accepted_names]]
         uploads = jax.tree.unflatten(tree, stacked)
-        server = jax.tree.map(np.asarray, _server(self.experiment.algorithm, state.server, uploads, weights))
+        server = jax.tree.map(np.asarray, self._step(state.server, uploads, weights))
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(server)):
             raise UserError(f"training diverged in round {state.round}: lower alpha or beta")
         assert state.question is not None
@@ -312,6 +316,12 @@ class RunStateMachine:
         state = replace(state, server=server, round=state.round + 1)
         announced = () if self.evaluation_due(state) else (Announce(),)  # else the evaluation announces the round
         return state, [Save(), Log("round", about), *announced]
+
+    def _step(self, server: PyTree, uploads: PyTree, weights: np.ndarray) -> PyTree:
+        """The algorithm's step on the server, compiled where the simulator compiles it: then the bits are the same."""
+        if self.experiment.fleet.traceable:
+            return _server(self.experiment.algorithm, server, uploads, weights)
+        return self.experiment.algorithm.server(*jax.tree.map(jnp.asarray, (server, uploads, weights)))
 
     @cached_property
     def _weights(self) -> np.ndarray:
@@ -326,9 +336,15 @@ class RunStateMachine:
         return replace(state, history=now if state.history is None else state.history.extend(now))
 
     def _personalized(self, state: CoordinatorState) -> list[Command]:
-        """Log the outcomes of each agent's own policy, which stays with the agent."""
-        found = {name: outcomes_in(state.accepted.get(name), "personalized") for name in self.names}
-        return [Log("personalized", {"agent": name, **said}) for name, said in found.items() if said is not None]
+        """Log the outcomes of each agent's own policy, which stays with the agent, and why others have none."""
+        everybody = (*self.names, *self.spec.newcomers)
+        found = {name: outcomes_in(state.accepted.get(name), "personalized") for name in everybody}
+        answers = Answers(everybody, dict(state.accepted))
+        failed, about = of_kind(answers, "personalized")[1], {"round": state.round, "task": state.phase}
+        return [
+            *(Log("personalized", {"agent": name, **said}) for name, said in found.items() if said is not None),
+            *(Log("failure", {"agent": name, **about, "reason": reason}) for name, reason in failed.items()),
+        ]
 
 
 def largest_epsilon(frames: Iterable[bytes], otherwise: float | None) -> float | None:

@@ -16,7 +16,7 @@ from perfedrl.registry import abbreviated
 
 ROOM, ROOM_PER_TENSOR = 2**16, 2**10
 """Bytes of an upload beside its numbers: in all, and for each tensor."""
-LONGEST_REASON = 200
+LONGEST_REASON = 500
 ROUNDING = 1e-5
 """Relative rounding error of a length in single precision."""
 LOOSE = 100.0
