@@ -1,8 +1,6 @@
 """The report page: one file that opens offline in a real browser, with tables and hover boxes."""
 
-import os
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +8,20 @@ import numpy as np
 import pytest
 from tiers import some_slow
 
-from perfedrl.report import interactive, page
-from perfedrl.report.plots import Axis, Lines, Series
+from perfedrl.report import interactive, page, static
+from perfedrl.report.plots import Axis, Lines, Series, band, caption
 from perfedrl.studies import GROUPS, demonstration
+from perfedrl.studies.demonstration import AgentRow, ReturnAndSuccess
 from perfedrl.studies.reproduction import reproduction_page
 
 ABOUT = {"seconds": 1.0, "device": "2 x cpu (cpu)", "finished": "2026-01-01T00:00:00", "perfedrl": "0", "jax": "0"}
-BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 def described(runs):
     return {key: replace(run, provenance={**ABOUT, "python": "3", "commit": None}) for key, run in runs.items()}
 
 
+AGENT = AgentRow(0, 0.0, "unseen", True, *3 * [ReturnAndSuccess(1.0, 0.5)])
 MEASURED = ("theory", "lqr")
 """Studies that train nothing."""
 
@@ -80,11 +79,31 @@ def test_the_claims_table_marks_missed_claims(report):
 
 def test_the_demonstration_page_has_its_table_and_figures(deployed_runs):
     runs = described(deployed_runs)
-    html = page.html(demonstration.demonstration_page(runs, "perfedrl demo"))
+    html = page.html(demonstration.demonstration_page(runs, [AGENT], "perfedrl demo"))
     assert "in 75% of episodes" in html
     assert "in 86% after one policy-gradient step from 200 trajectories" in html
     assert [row.trajectories for row in demonstration.rows(runs)] == [0, 20, 100, 200]
     assert 'id="plot-e7"' in html
+
+
+def test_captions_say_what_points_and_bands_are(report):
+    """On the page as in the files: each figure over seeds says what its band or its points are."""
+    html = page.html(report)
+    for name, words in (
+        ("e1", "mean ± 1 s.d. of 3 seeds"),
+        ("e4", "seeds and their median"),
+        ("e5-success", "mean ± 1 s.d. of 3 seeds, in [0, 1]"),
+    ):
+        (plot,) = (plot for plot in report.plots if plot.name == name)
+        assert caption(plot).endswith(words)
+        assert f"<figcaption>{caption(plot)}</figcaption>" in html
+        assert caption(plot) in [axes.get_title() for axes in static.draw(plot).axes]
+
+
+def test_bands_of_shares_stay_within_0_and_1():
+    series = Series("s", np.arange(2), np.asarray([[0.2, 0.5], [1.0, 0.5]]), "#0072B2")
+    shares, others = (Lines("p", "t", Axis("x"), "y", (series,), (0, 1), percent=x) for x in (True, False))
+    assert band(shares, series)[1][0] == 1 < band(others, series)[1][0]
 
 
 def test_hover_boxes_list_few_seeds_and_the_range_of_many():
@@ -96,29 +115,10 @@ def test_hover_boxes_list_few_seeds_and_the_range_of_many():
     assert "from 1.000 to 88.000" in many
 
 
-@pytest.fixture(scope="module")
-def browser():
-    if not (BROWSER and DRIVER):
-        if os.environ.get("CI"):
-            pytest.fail("continuous integration needs chromium and chromium-driver")
-        pytest.skip("needs Debian's chromium and chromium-driver")
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"):
-        options.add_argument(f"--{flag}")
-    for flag in ("disable-background-networking", "disable-component-update", "window-size=1100,1000"):
-        options.add_argument(f"--{flag}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
-    yield driver
-    driver.quit()
-
-
 @pytest.fixture
 def opened(browser, report, tmp_path):
     path: Path = page.write(report, tmp_path / "report.html")
+    browser.set_window_size(1100, 1000)
     browser.get(path.as_uri())
     return browser
 

@@ -1,7 +1,11 @@
 """Comparisons: equal budgets, tuning on other agents and seeds than the tested ones, reproducible results."""
 
+import dataclasses
 import functools
+import importlib
 import json
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +15,23 @@ from tiers import some_slow
 from perfedrl.algorithms import ALGORITHMS
 from perfedrl.errors import UserError
 from perfedrl.experiments.stats import critical_difference, mean_ranks
-from perfedrl.studies.compare import METHODS, Comparison, ComparisonPlan, Trial, compare, load_plans
+from perfedrl.experiments.store import Run
+from perfedrl.report import page
+from perfedrl.simulation.history import History
+from perfedrl.simulation.observers import Observer
+from perfedrl.studies.compare import (
+    METHODS,
+    Comparison,
+    ComparisonPlan,
+    Trial,
+    compare,
+    comparison,
+    find_method,
+    load_plans,
+)
 from perfedrl.studies.compare import figures as compare_figures
 from perfedrl.studies.compare import tables as compare_tables
-from perfedrl.studies.compare.comparison import Entry, decoded, encoded
+from perfedrl.studies.compare.comparison import Entry, code_of, decoded, encoded, entry_of, is_current
 from perfedrl.studies.compare.page import comparisons_page
 from perfedrl.studies.compare.plan import common_agents
 from perfedrl.studies.compare.tuning import best, draws, search
@@ -125,6 +142,8 @@ def test_a_saved_comparison_is_read_bitwise_without_training(made):
     folder, found = made
     again = compare(found.plan, folder / "results", folder / "nowhere", saved=True)
     assert not (folder / "nowhere").exists()
+    assert found.origin == "results: 4 trained"
+    assert again.origin.startswith("results: 4 read from disk (trained on 20")
     for name, entry in found.entries.items():
         assert encoded(entry) == encoded(again.entries[name])
 
@@ -170,6 +189,15 @@ def by_hand(name, after, trajectories, cost):
     )
 
 
+def test_agents_that_could_not_be_measured_do_not_count(small):
+    after = np.asarray([[[1.0, 3.0], [np.nan, 5.0]]])
+    history = History(np.asarray([0]), *[np.asarray([0, 1])] * 3, after, after, *[np.zeros((1, 2, 0))] * 2, {})
+    run = Run(Path("nowhere"), small.config("first-order", {"alpha": 0.5, "beta": 0.5}), history, None, {})
+    entry = entry_of("first-order", [], {}, small, run, {})
+    assert (entry.after.tolist(), entry.worst.tolist()) == ([[2.0, 5.0]], [5.0])
+    assert not entry.diverged
+
+
 def test_the_height_of_a_curve_is_its_mean_up_to_a_common_cost(small):
     steep = by_hand("first-order", [[0.0, 4.0]], [0, 100], [0, 1000])
     slow = by_hand("fedavg-pg", [[0.0, 4.0]], [0, 200], [0, 1000])
@@ -204,7 +232,7 @@ def test_the_page_names_the_best_method_and_the_tuning(made):
     means = {name: found.measures(name)["training"].mean() for name in found.entries}
     assert METHODS[max(means, key=means.get)].title in report.summary
     titles = [table.title for table in report.tables]
-    assert {"small: results", "small: tuning and cost"} <= set(titles)
+    assert {"small: training agents", "small: unseen agents", "small: tuning and cost"} <= set(titles)
     assert {plot.name for plot in report.plots} >= {"compare-small-ranks-training", "compare-small-training"}
     assert len(compare_tables.terminal(found).rows) == 4
     assert compare_figures.color("fedavg-pg") != compare_figures.color("first-order")
@@ -303,6 +331,21 @@ def test_a_result_of_another_version_of_a_method_is_refused(made):
     path.write_text(before)
 
 
+def test_a_result_from_before_a_change_of_own_code_is_made_again(tmp_path, monkeypatch):
+    module = tmp_path / "rooms_for_test.py"
+    module.write_text("from perfedrl.envs.gridworld import gridworld as rooms\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (plan,) = changed(tmp_path, ('env = "gridworld"', 'env = "rooms_for_test:rooms"'))
+    entry = by_hand("first-order", [[0.0, 1.0]] * 2, [0, 1], [0, 1])
+    path = tmp_path / "first-order.json"
+    for name, current in (("now", True), ("before", False)):
+        made = {"run": plan.config("first-order", entry.settings).folder if name == "now" else "small-first-order-0"}
+        path.write_bytes(encoded(dataclasses.replace(entry, made=made)))
+        assert is_current(plan, "first-order", path, saved=False) == current
+    with pytest.raises(UserError, match="of another version of first-order"):
+        is_current(plan, "first-order", path, saved=True)
+
+
 def test_diverged_methods_are_ranked_last_and_not_drawn(made):
     _, found = made
     lost = by_hand("first-order", [[np.nan, np.nan]] * 2, [0, 1], [0, 1])
@@ -311,4 +354,223 @@ def test_diverged_methods_are_ranked_last_and_not_drawn(made):
     assert compare_tables.winners([none], "training") == []
     assert compare_figures.details(none) == []
     both = compare_tables.measured(Comparison(found.plan, {**found.entries, "first-order": lost}))
-    assert compare_figures.relative_rank(both, "first-order") == 1.0
+    assert compare_figures.relative_rank(both, "first-order", "training") == 1.0
+
+
+OWN = """
+import equinox as eqx
+from perfedrl.algorithms.base import AveragedParameters
+
+
+class Mine(AveragedParameters):
+    alpha: float
+    beta: float
+    weight: float = 0.5
+    local_steps: int = eqx.field(static=True, default=2)
+    m: int = eqx.field(static=True, default=10)
+
+    @property
+    def trajectories_per_round(self):
+        return self.local_steps * self.m
+
+    def client(self, message, state, agent, key):
+        return message, state
+
+    def personalize(self, message, state, agent, key, m):
+        return message
+
+
+class Needs(Mine):
+    mu: float = eqx.field(kw_only=True)
+
+
+number = 3
+"""
+
+OWN_METHOD = """
+from perfedrl.studies.compare import Method
+
+
+def split(budget, local_steps):
+    return {"m": budget // local_steps, "local_steps": local_steps}
+
+
+WHOLE = Method("mine, weighted", "own_for_test:Mine", split, {"alpha": 0.5}, ("beta",), {"weight": (0.1, 1.0)})
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Modules of a user's own beside the plan: a function that writes one anew."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write_module(name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+
+    write_module("own_for_test", OWN)
+    write_module("own_method_for_test", OWN_METHOD)
+    return write_module
+
+
+def test_a_class_of_ones_own_is_compared_by_the_convention(own, tmp_path):
+    (plan,) = changed(
+        tmp_path, ('methods = ["first-order", ', 'methods = ["own_for_test:Mine", "own_method_for_test:WHOLE", ')
+    )
+    by_class, by_itself = plan.entrants["own_for_test:Mine"], plan.entrants["own_method_for_test:WHOLE"]
+    assert by_class.split(30, 5) == {"local_steps": 5, "m": 6}
+    assert plan.ranges(by_class) == {"alpha": (0.1, 1.0), "beta": (0.1, 1.0)}
+    assert plan.ranges(by_itself) == {"beta": (0.1, 1.0), "weight": (0.1, 1.0)}
+    config = plan.config("own_method_for_test:WHOLE", {"beta": 0.2, "weight": 0.3})
+    assert config.experiment.algorithm.trajectories_per_round == plan.budget
+    assert config.folder.startswith("small-own_method_for_test.WHOLE-")
+    assert config.algorithm["weight"] == 0.3
+    assert compare_figures.color("own_for_test:Mine") not in map(compare_figures.color, METHODS)
+
+
+def test_equal_batches_are_as_large_as_the_budget_allows():
+    split = find_method("perfedrl.algorithms:PerFedAvgPG").split
+    exact = {"local_steps": 5, "m_in": 10, "m_h": 10, "m_out": 10}
+    assert split(150, 5) == exact == split(164, 5)
+    assert split(14, 5)["m_in"] == 0, "too small, which the plan refuses with the least that works"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_for_test:Nobody", "cannot be imported"),
+        ("nowhere_for_test:Mine", "cannot be imported: No module named 'nowhere_for_test'"),
+        ("own_syntax_for_test:Mine", r"cannot be imported: SyntaxError: .*own_syntax_for_test.py, line 1"),
+        ("own_for_test:number", "must be a class that follows the algorithm contract, or a Method; it is a int"),
+        ("own_for_test:Needs", "needs a value of 'mu': give it a default, or name a Method"),
+    ],
+)
+def test_methods_of_ones_own_that_cannot_be_compared_are_refused(own, tmp_path, name, sentence):
+    own("own_syntax_for_test", "def (:")
+    with pytest.raises(UserError, match=sentence):
+        changed(tmp_path, ('"first-order"', f'"{name}"'))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "text"),
+    [
+        ("own_for_test:Mine", "own_for_test", OWN.replace("0.5", "0.6")),
+        ("own_method_for_test:WHOLE", "own_for_test", OWN + "# a comment"),
+        ("own_method_for_test:WHOLE", "own_method_for_test", OWN_METHOD.replace("(0.1, 1.0)", "(0.1, 2.0)")),
+    ],
+)
+def test_the_source_of_a_method_of_ones_own_is_part_of_its_result(own, tmp_path, name, module, text):
+    """After a change of the class, or of a range of the `Method`, the result is of another version."""
+    (plan,) = changed(tmp_path, ('"first-order"', f'"{name}"'))
+    settings = draws(plan, name)[0]
+    made = {"run": plan.config(name, settings).folder, "code": code_of(name)}
+    entry = dataclasses.replace(by_hand(name, [[0.0, 1.0]] * 2, [0, 1], [0, 1]), settings=settings, made=made)
+    path = tmp_path / "entry.json"
+    path.write_bytes(encoded(entry))
+    assert is_current(plan, name, path, saved=True)
+    own(module, text)
+    (plan,) = changed(tmp_path, ('"first-order"', f'"{name}"'))
+    assert not is_current(plan, name, path, saved=False), "it is made again"
+    with pytest.raises(UserError, match=r"of another version of .*; run the comparison without --saved"):
+        is_current(plan, name, path, saved=True)
+
+
+def test_saved_results_are_shown_while_others_are_missing(made, tmp_path, run):
+    folder, found = made
+    results = tmp_path / "results" / found.plan.folder
+    results.mkdir(parents=True)
+    for name in ("first-order", "local-pg"):
+        shutil.copy(folder / "results" / found.plan.folder / f"{name}.json", results)
+    part = compare(found.plan, tmp_path / "results", saved=True)
+    assert (set(part.entries), part.missing) == ({"first-order", "local-pg"}, ("fedavg-pg", "from-scratch"))
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "other.toml").write_text(SMALL.replace('name = "small"', 'name = "other"'))
+    code, out, err = run("compare", "small.toml", "other.toml", "--saved", "--results", "results")
+    assert code == 0
+    assert "no results yet: fedavg-pg, from-scratch" in out
+    assert "left out: results/other-" in err
+    assert (tmp_path / "comparison.html").is_file()
+    assert run("compare", "other.toml", "--saved", "--results", "results")[0] == 2
+
+
+def test_a_plan_without_methods_is_a_mistake(run, tmp_path):
+    (tmp_path / "none.toml").write_text("methods = []\n" + SMALL.replace("methods =", "# methods ="))
+    code, _, err = run("compare", "none.toml")
+    assert (code, "methods must name at least one method" in err) == (2, True)
+
+
+def test_observers_are_told_which_method_of_how_many_is_next(small, tmp_path, monkeypatch):
+    """Also after an interruption: results that are there count as done."""
+    parts = []
+
+    class Watcher(Observer):
+        def on_part(self, part):
+            parts.append(part)
+
+    def enter(plan, name, runs, observers):
+        settings = draws(plan, name)[0]
+        made = {"run": plan.config(name, settings).folder}
+        return dataclasses.replace(by_hand(name, [[0.0, 1.0]] * 2, [0, 1], [0, 1]), settings=settings, made=made)
+
+    monkeypatch.setattr(comparison, "enter", enter)
+    for only in (["fedavg-pg"], ()):
+        compare(small, tmp_path, tmp_path, only=only, observers=[Watcher()], compile_cache=False)
+    assert [(part.name, part.number, part.parts, part.waiting) for part in parts] == [
+        ("fedavg-pg", 1, 1, 0),
+        ("first-order", 2, 4, 2),
+        ("local-pg", 3, 4, 1),
+        ("from-scratch", 4, 4, 0),
+    ]
+
+
+def test_bars_of_ranks_stay_within_the_ranks(made):
+    """Two seeds of four methods: the critical difference is wider than all ranks."""
+    _, found = made
+    for plot in compare_figures.summary([found]):
+        assert "ranks" in plot.name
+        assert all(1 <= line.low <= line.value <= line.high <= len(plot.ranges) for line in plot.ranges)
+
+
+def test_the_overview_is_in_the_order_that_its_title_says(made):
+    """By mean rank for unseen agents; methods that serve none are last, though they are the best in training."""
+    _, found = made
+    unseen = compare_tables.unseen_measure([found])
+    assert unseen == "unseen, 5", "the largest budget, since the plan has none of 50"
+    drawn = compare_figures.overview([found, found])
+    assert "by mean rank for unseen agents" in drawn.title
+    means = {name: found.measures(name)[unseen].mean() for name in found.entries if name != "local-pg"}
+    expected = [*sorted(means, key=means.get, reverse=True), "local-pg"]
+    assert drawn.labels == tuple(METHODS[name].title for name in expected)
+
+
+def test_tables_of_the_page_have_few_columns(made):
+    """Seven budgets of unseen agents make two tables."""
+    _, found = made
+    entry = found.entries["first-order"]
+    many = dataclasses.replace(entry, budgets=np.arange(7.0), held_out=np.ones((2, 7)))
+    alone = {"first-order": many, "local-pg": found.entries["local-pg"]}
+    tables = compare_tables.results(Comparison(found.plan, alone))
+    assert [len(table.header) - 1 for table in tables] == [5, 5, 2]
+    assert [len(table.rows) for table in tables] == [2, 1, 1], "local-pg serves no unseen agents"
+
+
+def test_in_a_browser_of_1200_pixels_tables_and_captions_fit(made, browser, tmp_path):
+    """With the long table of methods that do not work with the fleet."""
+    _, found = made
+    plan = ComparisonPlan.model_validate({**found.plan.model_dump(), "methods": None})
+    found = dataclasses.replace(found, plan=plan)
+    report = comparisons_page([found], "perfedrl compare small.toml")
+    assert "small: not compared" in [table.title for table in report.tables]
+    path = page.write(report, tmp_path / "comparison.html")
+    browser.set_window_size(1200, 1000)
+    browser.get(path.as_uri())
+    wide = "return [...document.querySelectorAll('.wide')].filter(x => x.scrollWidth > x.clientWidth).length"
+    assert browser.execute_script(wide) == 0
+    outside = """
+        return [...document.querySelectorAll('figure')].flatMap(figure => {
+            const box = figure.getBoundingClientRect();
+            const texts = [...figure.querySelectorAll('text, figcaption, p')];
+            return texts.filter(text => text.getBoundingClientRect().right > box.right + 1).map(x => x.textContent);
+        });"""
+    assert browser.execute_script(outside) == []

@@ -1,6 +1,5 @@
 """Draw plots with plotly for a browser, with the value of each seed on hover."""
 
-import textwrap
 from functools import singledispatch
 from typing import Any
 
@@ -96,9 +95,7 @@ def hover_text(plot: plots.Lines, series: plots.Series, i: int) -> str:
 
 def band(plot: plots.Lines, series: plots.Series) -> list[go.Scatter]:
     """A band of one standard deviation to both sides."""
-    x, low, high = plot.axis.position(series.x), series.middle - series.deviation, series.middle + series.deviation
-    if plot.percent:
-        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    x, (low, high) = plot.axis.position(series.x), plots.band(plot, series)
     shared: dict[str, Any] = {"mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     lower = go.Scatter(x=x, y=low, **shared)
     return [lower, go.Scatter(x=x, y=high, fill="tonexty", fillcolor=faint(series.color), **shared)]
@@ -187,8 +184,8 @@ def draw_ranges(plot: plots.Ranges) -> go.Figure:
             hovertemplate="%{y}<br>%{x:.3f} (%{customdata[0]:.3f} to %{customdata[1]:.3f})<extra></extra>",
             showlegend=False,
         )
-    figure.update_xaxes(title="<br>".join([plot.x_label, *textwrap.wrap(plot.note, 100)]))
-    return arrange(figure, 140 + 24 * len(plot.ranges), top=40, bottom=80)
+    figure.update_xaxes(title=plot.x_label)  # the page has the note as a paragraph
+    return arrange(figure, 120 + 24 * len(plot.ranges), top=40, bottom=60)
 
 
 def arrange(figure: go.Figure, height: int, top: int, bottom: int) -> go.Figure:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from perfedrl.experiments.files import write_atomically
 from perfedrl.experiments.store import Run
-from perfedrl.report.plots import Plot
+from perfedrl.report.plots import Plot, Ranges, caption
 
 STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of text; `mark` has a CSS class for each row, "" for none."""
 
     title: str
@@ -31,7 +31,7 @@ class Report:
     summary: str
     command: str
     facts: Mapping[str, str] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     plots: Sequence[Plot] = ()
     runs: Sequence[Run] = ()
 
@@ -82,10 +82,11 @@ def plot_html(plot: Plot) -> str:
     buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]
     config = {"displaylogo": False, "responsive": True, "modeBarButtons": buttons}
     drawn = draw(plot).to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{plot.name}", config=config)
-    return f"<figure><figcaption>{escape(plot.title)}</figcaption>{drawn}</figure>"
+    note = f"<p>{escape(plot.note)}</p>" if isinstance(plot, Ranges) and plot.note else ""
+    return f"<figure><figcaption>{escape(caption(plot))}</figcaption>{note}{drawn}</figure>"
 
 
-def table_html(table: Table) -> str:
+def table_html(table: PageTable) -> str:
     """A table with its title and its note as HTML."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
     marks = table.mark or [""] * len(table.rows)
@@ -99,7 +100,7 @@ def table_html(table: Table) -> str:
     return f'<h2>{escape(table.title)}</h2>{note}<div class="wide"><table id="{name}">{body}</table></div>'
 
 
-def costs(runs: Iterable[Run]) -> Table:
+def costs(runs: Iterable[Run]) -> PageTable:
     """Trajectories, bytes and wall time of runs, with device and date."""
     rows = [
         (
@@ -116,4 +117,4 @@ def costs(runs: Iterable[Run]) -> Table:
     ]
     header = ("run", "seeds", "rounds", "trajectories per agent", "bytes per agent", "wall time", "device", "finished")
     note = "Trajectories and bytes are for one agent and one seed. Runs that trained together share their wall time."
-    return Table("Cost", header, rows, note)
+    return PageTable("Cost", header, rows, note)

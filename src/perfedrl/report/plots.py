@@ -227,6 +227,27 @@ class Ranges:
 Plot = Lines | Rollouts | Pairs | Strips | Dots | Ranges
 
 
+def caption(plot: Plot) -> str:
+    """The title of a plot, and what its points, lines and bands are over the seeds."""
+    if isinstance(plot, Strips):
+        return f"{plot.title}: {len(plot.seeds)} seeds and their median"
+    if not isinstance(plot, Lines) or not plot.seeds:
+        return plot.title
+    seeds = max(len(series.values) for series in plot.series)
+    if seeds == 1:
+        return f"{plot.title}: one seed"
+    if plot.series[0].centre == "median":
+        return f"{plot.title}: {seeds} seeds and their median"
+    within = ", in [0, 1]" if plot.percent else ""
+    return f"{plot.title}: mean ± 1 s.d. of {seeds} seeds{within}"
+
+
+def band(plot: Lines, series: Series) -> tuple[Float[np.ndarray, " x"], Float[np.ndarray, " x"]]:
+    """The band of one standard deviation around a mean, within 0 and 1 for shares; `caption` names it."""
+    low, high = series.middle - series.deviation, series.middle + series.deviation
+    return (np.clip(low, 0, 1), np.clip(high, 0, 1)) if plot.percent else (low, high)
+
+
 def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
     """The numbers of a plot as the header and the rows of a table."""
     if isinstance(plot, Dots):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from perfedrl.experiments.personalize import Personalized
+from perfedrl.experiments.stats import how_many, over_agents
 from perfedrl.experiments.store import Run
 from perfedrl.report.plots import BLUE, ORANGE, PINK, Axis, Lines, Panel, Plot, Rollouts, Series
 from perfedrl.simulation.history import History
@@ -21,13 +22,15 @@ def learning(run: Run) -> list[Plot]:
             ("held-out agents, before adaptation", h.held_out_before, PINK, True),
             ("held-out agents", h.held_out_after, PINK, False),
         ]
-    series = tuple(Series(label, h.trajectories, x.mean(axis=-1), color, dash) for label, x, color, dash in shown)
+    series = tuple(
+        Series(how_many(x, label), h.trajectories, over_agents(x), color, dash) for label, x, color, dash in shown
+    )
     axis = Axis("trajectories per agent")
     plots: list[Plot] = [Lines("learning", "Return while training", axis, MEAN_RETURN, series, seeds(h))]
     deployed = run.deployment
     if deployed is not None and len(deployed.budgets) > 1:
         agents = deployed_agents(run)
-        budgets = Series(agents, deployed.budgets, deployed.outcomes["return"].mean(axis=-1), ORANGE)
+        budgets = Series(agents, deployed.budgets, over_agents(deployed.outcomes["return"]), ORANGE)
         axis = Axis.budgets("trajectories of the agent", deployed.budgets)
         plots.append(Lines("few-shot", f"Personalization of {agents}", axis, "return", (budgets,), seeds(h)))
     return plots + shown_rollouts(run)

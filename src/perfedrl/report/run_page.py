@@ -8,7 +8,7 @@ from perfedrl.report.run_figures import learning
 def run_page(run: Run, command: str) -> page.Report:
     """The page of one run: its settings, its final returns and its figures."""
     config = run.config
-    result = page.Table("Result", ("", "before adaptation", "after adaptation"), tables.final_outcomes(run))
+    result = page.PageTable("Result", ("", "before adaptation", "after adaptation"), tables.final_outcomes(run))
     return page.Report(
         title=f"Run {run.folder.name}",
         summary=f"{config.algorithm['name']} on {config.experiment.fleet.agents} agents of {config.fleet['env']}: one "

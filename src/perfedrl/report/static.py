@@ -38,7 +38,7 @@ def draw_lines(plot: plots.Lines) -> Figure:
         draw_series(axes, plot, series)
     for level in plot.levels:
         axes.axhline(level.value, color=level.color, linestyle=":", label=level.label)
-    axes.set_title(f"{plot.title}: {spread(plot)}" if plot.seeds else plot.title, fontsize=10)
+    axes.set_title(plots.caption(plot), fontsize=10)
     axes.set_xlabel(plot.axis.label)
     axes.set_ylabel(plot.y_label)
     if plot.y_scale == "log":
@@ -68,9 +68,7 @@ def draw_series(axes: Axes, plot: plots.Lines, series: plots.Series) -> None:
         for values in series.values:
             axes.plot(x, values, "o", color=series.color, alpha=0.3, markersize=4, markeredgewidth=0)
         return
-    low, high = middle - series.deviation, middle + series.deviation
-    if plot.percent:
-        low, high = np.clip(low, 0, 1), np.clip(high, 0, 1)
+    low, high = plots.band(plot, series)
     axes.fill_between(x, low, high, color=series.color, alpha=0.18, linewidth=0)
 
 
@@ -101,7 +99,7 @@ def draw_strips(plot: plots.Strips) -> Figure:
         axes.axvline(level.value, color=level.color, linestyle=":", label=level.label)
     axes.set_xlim(left=min(0.0, *(float(strip.values.min()) for strip in plot.strips)))
     label_rows(axes, [strip.label for strip in plot.strips], plot.x_label)
-    figure.suptitle(f"{plot.title}: {len(plot.seeds)} seeds and their median", fontsize=10)
+    figure.suptitle(plots.caption(plot), fontsize=10)
     if plot.levels:
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
@@ -209,26 +207,18 @@ def lowest(plot: plots.Lines) -> float:
     return min([float(s.values.min()) for s in plot.series] + [level.value for level in plot.levels])
 
 
-def spread(plot: plots.Lines) -> str:
-    """A description of the spread over seeds."""
-    seeds = len(plot.series[0].values)
-    if seeds == 1:
-        return "one seed"
-    return f"{seeds} seeds and their median" if plot.series[0].centre == "median" else f"mean ± 1 s.d. of {seeds} seeds"
-
-
 def save(plot: plots.Plot, folder: str | Path) -> list[Path]:
     """Write a plot as PNG and PDF and its numbers as CSV; equal numbers give equal bytes."""
-    figure, stem = draw(plot), Path(folder) / plot.name
+    figure, stem = draw(plot), str(Path(folder) / plot.name)
     written = []
     for suffix, metadata in ((".png", {"Software": None}), (".pdf", {"CreationDate": None})):
-        written.append((stem.with_suffix(suffix), image(figure, suffix, metadata)))
+        written.append((Path(stem + suffix), image(figure, suffix, metadata)))
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     header, body = plots.rows(plot)
     writer.writerow(header)
     writer.writerows(body)
-    written.append((stem.with_suffix(".csv"), table.getvalue().encode()))
+    written.append((Path(stem + ".csv"), table.getvalue().encode()))
     for path, content in written:
         write_atomically(path, content)
     return [path for path, _ in written]

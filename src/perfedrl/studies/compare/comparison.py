@@ -17,16 +17,23 @@ from perfedrl.compilation import enable_cache
 from perfedrl.envs import TabularMDP
 from perfedrl.errors import DivergenceError, UserError
 from perfedrl.experiments.files import check_folder, write_atomically
+from perfedrl.experiments.own_code import code_digests
 from perfedrl.experiments.provenance import provenance
-from perfedrl.experiments.store import Run
+from perfedrl.experiments.stats import over_agents
+from perfedrl.experiments.store import Run, made_or_read
 from perfedrl.experiments.training import train
-from perfedrl.simulation.observers import Observer
+from perfedrl.simulation.observers import Observer, Part
 from perfedrl.simulation.simulator import every_few
-from perfedrl.studies.compare.plan import ComparisonPlan
+from perfedrl.studies.compare.own_methods import is_own
+from perfedrl.studies.compare.plan import ComparisonPlan, file_name
 from perfedrl.studies.compare.tuning import Trial, best, search
 
 DIGITS = 4
 MADE = ("finished", "seconds", "commit", "perfedrl", "jax", "python", "device")
+
+
+class NoResultsError(UserError):
+    """Raised where only saved results are to be shown and there are none."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,8 @@ class Entry:
     """One method's result: the trials, the chosen settings, and the returns of each seed.
 
     `after` is the mean over training agents after personalization at each evaluation, `worst` the worst agent at the
-    end; `held_out` has the returns of unseen agents by budget. A method that diverged on a test seed has nan.
+    end; `held_out` has the returns of unseen agents by budget. Agents that could not be measured do not count. A method
+    that diverged on a test seed has nan.
     """
 
     method: str
@@ -59,6 +67,16 @@ class Comparison:
 
     plan: ComparisonPlan
     entries: Mapping[str, Entry]
+    from_disk: frozenset[str] = frozenset()
+    """The methods whose results were read and not made by this call."""
+    missing: tuple[str, ...] = ()
+    """The methods without a result, where only saved results were read."""
+
+    @property
+    def origin(self) -> str:
+        """How many results were made and how many were read from disk, and when those were made."""
+        dates = sorted(self.entries[name].made["finished"][:10] for name in self.from_disk)
+        return made_or_read("results", len(self.entries) - len(dates), dates)
 
     @cached_property
     def optimum(self) -> float:
@@ -108,7 +126,8 @@ def compare(
     """Compare the methods of a plan, reading the results that exist in `results`.
 
     `only` restricts the comparison to some methods, so that several processes can share the work. With `saved` nothing
-    is trained, and missing results are an error.
+    is trained, and methods without a result are `missing`; it is an error if all are. `observers` are told of each
+    method that is tuned and trained, as a part of the comparison, and of its runs.
     """
     plan.check()
     folder = Path(results) / plan.folder
@@ -119,17 +138,48 @@ def compare(
     if unknown:
         reason = plan.unfit.get(unknown[0], f"the plan has {', '.join(plan.entrants)}")
         raise UserError(f"{unknown[0]!r} does not take part: {reason}")
-    entries = {}
-    for name in only or plan.entrants:
-        path = folder / f"{name}.json"
-        if not path.exists():
-            if saved:
-                raise UserError(f"{folder} has no {name}; run the comparison without --saved")
-            write_atomically(path, encoded(enter(plan, name, Path(runs), observers)))
-        entries[name] = decoded(path)
-        if entries[name].made.get("run") != plan.config(name, entries[name].settings).folder:
-            raise UserError(f"{path} is of another version of {name}; remove it and run the comparison again")
-    return Comparison(plan, entries)
+    names = list(only or plan.entrants)
+    paths = {name: folder / f"{file_name(name)}.json" for name in names}
+    todo = [name for name in names if not is_current(plan, name, paths[name], saved)]
+    if saved and todo == names:
+        raise NoResultsError(f"{folder} has no results of {', '.join(names)}; run the comparison without --saved")
+    made = set()
+    for number, name in enumerate(() if saved else todo, start=1):
+        if is_current(plan, name, paths[name], saved):
+            continue  # another process made it meanwhile
+        waiting = len(todo) - number
+        part = Part(plan.name, name, len(names) - waiting, len(names), waiting, "methods")
+        for observer in observers:
+            observer.on_part(part)
+        write_atomically(paths[name], encoded(enter(plan, name, Path(runs), observers)))
+        made.add(name)
+    missing = tuple(todo) if saved else ()
+    entries = {name: decoded(path) for name, path in paths.items() if name not in missing}
+    return Comparison(plan, entries, frozenset(entries.keys() - made), missing)
+
+
+def is_current(plan: ComparisonPlan, name: str, path: Path, saved: bool) -> bool:
+    """Whether a method's result is there and belongs to the method as it is now.
+
+    A result from before a change of own code is made again; with `saved`, and for the library's own methods, it is an
+    error.
+    """
+    if not path.exists():
+        return False
+    entry = decoded(path)
+    config = plan.config(name, entry.settings)
+    current = entry.made.get("run") == config.folder and entry.made.get("code", {}) == code_of(name)
+    if not current and (saved or config.code is None):
+        again = (
+            "remove it and run the comparison again" if config.code is None else "run the comparison without --saved"
+        )
+        raise UserError(f"{path} is of another version of {name}; {again}")
+    return current
+
+
+def code_of(name: str) -> dict[str, str]:
+    """The digest of the source of a user's own method; empty for the library's methods."""
+    return code_digests([{"name": name}]) if is_own(name) else {}
 
 
 def enter(plan: ComparisonPlan, name: str, runs: Path, observers: Sequence[Observer]) -> Entry:
@@ -144,6 +194,8 @@ def enter(plan: ComparisonPlan, name: str, runs: Path, observers: Sequence[Obser
         run = None
     about = provenance(time.monotonic() - began)
     made = {key: about[key] for key in MADE} | {"run": config.folder}
+    if code := code_of(name):
+        made["code"] = code
     return entry_of(name, trials, chosen, plan, run, made)
 
 
@@ -165,15 +217,15 @@ def entry_of(
     history, budgets, held_out = run.history, np.zeros(0), np.zeros((len(run.history.seeds), 0))
     if run.deployment is not None and history.held_out_after.shape[-1]:
         budgets = run.deployment.budgets.astype(float)
-        held_out = run.deployment.outcomes["return"].mean(axis=-1)
+        held_out = over_agents(run.deployment.outcomes["return"])
     return Entry(
         name,
         trials,
         settings,
         history.trajectories.astype(float),
         history.bytes.astype(float),
-        history.after.mean(axis=-1),
-        history.after[:, -1].min(axis=-1),
+        over_agents(history.after),
+        np.fmin.reduce(history.after[:, -1], axis=-1),
         budgets,
         held_out,
         made,

@@ -1,6 +1,6 @@
 """Figures of comparisons: ranks with their critical difference, returns by method, measures by heterogeneity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,11 +21,12 @@ from perfedrl.report.plots import (
     Ranges,
     Series,
 )
-from perfedrl.studies.compare import METHODS, Comparison
+from perfedrl.studies.compare import Comparison, find_method
 from perfedrl.studies.compare.methods import ALONE, MAML, PERSONAL, SHARED
-from perfedrl.studies.compare.tables import finite, measured
+from perfedrl.studies.compare.own_methods import in_order
+from perfedrl.studies.compare.tables import finite, measured, unseen_measure
 
-TRAINING, UNSEEN, GAP = "training", "unseen, 50", "gap to the optimum"
+TRAINING, GAP = "training", "gap to the optimum"
 Measures = Mapping[str, Mapping[str, np.ndarray]]
 """Measures by method and name, one value per seed."""
 LEVELS = (
@@ -42,57 +43,69 @@ LEVELS = (
 
 
 def color(method: str) -> str:
-    """The color of a method's family: MAML, other personalization, shared policy, no federation."""
+    """The color of a method's family: MAML, other personalization, shared policy, no federation, the user's own."""
     families = ((MAML, BLUE), (PERSONAL, ORANGE), (SHARED, GREEN), (ALONE, GREY))
-    return next(shade for names, shade in families if method in names)
+    return next((shade for names, shade in families if method in names), PINK)
 
 
-FAMILIES = "blue: MAML family; orange: other personalization; green: shared policy; grey: no federation"
+def families(methods: Iterable[str]) -> str:
+    """What the colors of some methods mean."""
+    own = "; pink: your own" if PINK in map(color, methods) else ""
+    return f"blue: MAML family; orange: other personalization; green: shared policy; grey: no federation{own}"
+
+
+def agents_of(measure: str) -> str:
+    """The agents of a measure, in words."""
+    return "training agents" if measure == TRAINING else f"unseen agents, {measure.split()[-1]} trajectories"
 
 
 def ranks(name: str, title: str, comparisons: Sequence[Comparison], measure: str) -> Ranges:
-    """Mean ranks over fleets and seeds of the methods that all fleets have, with the critical difference as bars."""
+    """Mean ranks over fleets and seeds of the methods that all fleets have, with the critical difference as bars.
+
+    Bars are cut at the first and the last rank, which changes neither which of them meet nor which do not.
+    """
     found, methods = [measured(comparison) for comparison in comparisons], in_common(comparisons, measure)
     blocks = np.concatenate([np.stack([own[m][measure] for m in methods], axis=1) for own in found])
     sign = -1.0 if measure.startswith("gap") else 1.0
     mean, half = mean_ranks(sign * blocks), critical_difference(len(methods), len(blocks)) / 2
     order = np.argsort(mean, kind="stable")
-    lines = [
-        Range(METHODS[methods[i]].title, mean[i], mean[i] - half, mean[i] + half, color(methods[i])) for i in order
-    ]
+    low, high = np.clip([mean - half, mean + half], 1, len(methods))
+    lines = [Range(find_method(methods[i]).title, mean[i], low[i], high[i], color(methods[i])) for i in order]
     what = f"mean rank, 1 is best ({len(blocks)} fleets x seeds)"
-    note = f"bars: critical difference {2 * half:.2f} (Nemenyi, 95 %); those that do not meet differ. {FAMILIES}"
+    note = (
+        f"bars: critical difference {2 * half:.2f} (Nemenyi, 95 %); those that do not meet differ. {families(methods)}"
+    )
     return Ranges(name, title, what, tuple(lines), note)
 
 
 def in_common(comparisons: Sequence[Comparison], measure: str) -> list[str]:
     """The methods for which all comparisons have a measure."""
     found = [measured(comparison) for comparison in comparisons]
-    return [m for m in METHODS if all(m in own and measure in own[m] for own in found)]
+    every = in_order(m for own in found for m in own)
+    return [m for m in every if all(m in own and measure in own[m] for own in found)]
 
 
 def returns(comparison: Comparison, measure: str) -> Ranges:
     """The return of each method under one measure, the best on top."""
     own = {m: x[measure] for m, x in measured(comparison).items() if measure in x and finite(x[measure])}
-    lines = [Range(METHODS[m].title, *bootstrap_interval(x), color(m)) for m, x in own.items()]
+    lines = [Range(find_method(m).title, *bootstrap_interval(x), color(m)) for m, x in own.items()]
     lines.sort(key=lambda line: -line.value)
     plain = measure.replace(", ", "-").replace(" ", "-")
-    label = {"training": "training agents after personalization"}.get(measure, f"{measure} trajectories")
-    note = f"mean over {comparison.plan.seeds} seeds, 95 % bootstrap interval. {FAMILIES}"
+    label = "training agents after personalization" if measure == TRAINING else agents_of(measure)
+    note = f"mean over {comparison.plan.seeds} seeds, 95 % bootstrap interval. {families(own)}"
     title = f"{comparison.plan.name}: return, {label}"
     return Ranges(f"compare-{comparison.plan.name}-{plain}", title, "return", tuple(lines), note)
 
 
 def overview(comparisons: Sequence[Comparison]) -> Dots:
-    """One line per method, the best for unseen agents on top, and one panel per fleet."""
-    found = [measured(comparison) for comparison in comparisons]
-    present = [m for m in METHODS if any(m in own for own in found)]
+    """One line per method and one panel per fleet, in the order that the title says."""
+    found, unseen = [measured(comparison) for comparison in comparisons], unseen_measure(comparisons)
 
     def mean(own: Measures, method: str, key: str) -> float:
         return float(own[method][key].mean()) if method in own and key in own[method] else np.nan
 
-    order = sorted(present, key=lambda m: np.nanmean([relative_rank(own, m) for own in found]))
-    marks = ((TRAINING, "training agents", GREY), (UNSEEN, "unseen agents, 50 trajectories", BLUE))
+    marks = [(TRAINING, agents_of(TRAINING), GREY)] + ([(unseen, agents_of(unseen), BLUE)] if unseen else [])
+    order = best_first(found, unseen or TRAINING)
     panels = tuple(
         DotPanel(
             f"{comparison.plan.name}\nreturn",
@@ -104,29 +117,41 @@ def overview(comparisons: Sequence[Comparison]) -> Dots:
         )
         for comparison, own in zip(comparisons, found, strict=True)
     )
-    title = "Mechanisms at matched budgets, means over seeds; the best for unseen agents on top"
-    return Dots("compare-overview", title, tuple(METHODS[m].title for m in order), panels)
+    by = "unseen" if unseen else "training"
+    title = f"Mechanisms at matched budgets, means over seeds; by mean rank for {by} agents, the best on top"
+    return Dots("compare-overview", title, tuple(find_method(m).title for m in order), panels)
 
 
-def relative_rank(own: Measures, method: str) -> float:
-    """The share of methods that are better on one fleet, for unseen or else for training agents; nan if absent."""
-    key = UNSEEN if UNSEEN in own.get(method, {}) else TRAINING
-    if method not in own:
+def best_first(found: Sequence[Measures], measure: str) -> list[str]:
+    """Methods by the mean over fleets of their relative rank under a measure; those without it last, by training."""
+    present = in_order(m for own in found for m in own)
+
+    def place(method: str) -> tuple[float, float]:
+        ranks = [[relative_rank(own, method, key) for own in found] for key in (measure, TRAINING)]
+        first, second = (float(np.mean(known)) if (known := [x for x in row if x == x]) else np.inf for row in ranks)
+        return first, second
+
+    return sorted(present, key=place)
+
+
+def relative_rank(own: Measures, method: str, measure: str) -> float:
+    """The share of methods that are better on one fleet under a measure, 1 if diverged; nan without the measure."""
+    if measure not in own.get(method, {}):
         return float("nan")
-    if not finite(own[method][key]):
+    if not finite(own[method][measure]):
         return 1.0
-    values = [x[key].mean() for x in own.values() if key in x and finite(x[key])]
-    return float(sum(value > own[method][key].mean() for value in values)) / max(1, len(values))
+    values = [x[measure].mean() for x in own.values() if measure in x and finite(x[measure])]
+    return float(sum(value > own[method][measure].mean() for value in values)) / max(1, len(values))
 
 
-def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> Lines:
-    """A measure by the level of heterogeneity of one family."""
+def by_level(comparisons: Sequence[Comparison], measure: str, agents: str, y_label: str) -> Lines:
+    """A measure by the level of heterogeneity of one family; `agents` are those that it measures."""
     found, levels = [measured(c) for c in comparisons], [c.plan.level for c in comparisons]
     shades = (BLUE, ORANGE, GREEN, PINK, GREY)
     present = [m for m in LEVELS if m in in_common(comparisons, measure)]
     series = tuple(
         Series(
-            METHODS[m].title,
+            find_method(m).title,
             np.asarray(levels, float),
             np.stack([own[m][measure] for own in found], axis=1),
             shades[i % len(shades)],
@@ -137,7 +162,8 @@ def by_level(comparisons: Sequence[Comparison], measure: str, y_label: str) -> L
     family = comparisons[0].plan.family
     plain = measure.replace(", ", "-").replace(" ", "-")
     seeds = tuple(range(comparisons[0].plan.seeds))
-    return Lines(f"compare-{family}-{plain}", family, Axis("heterogeneity of the agents"), y_label, series, seeds)
+    title, axis = f"{family}, {agents}", Axis("heterogeneity of the agents")
+    return Lines(f"compare-{family}-{plain}", title, axis, y_label, series, seeds)
 
 
 def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
@@ -145,20 +171,23 @@ def summary(comparisons: Sequence[Comparison]) -> list[Plot]:
     name = comparisons[0].plan.name if len(comparisons) == 1 else "all"
     shown = {c.plan.family or c.plan.name: c for c in comparisons}
     plots: list[Plot] = [overview(list(shown.values()))] if len(comparisons) > 1 else []
-    for measure, what in ((TRAINING, "training agents"), (UNSEEN, "unseen agents, 50 trajectories")):
+    unseen = unseen_measure(comparisons)
+    for measure in [TRAINING] + ([unseen] if unseen else []):
         if in_common(comparisons, measure):
-            plots.append(ranks(f"compare-{name}-ranks-{what.split()[0]}", f"Ranks, {what}", comparisons, measure))
-    families: dict[str, list[Comparison]] = {}
+            agents = agents_of(measure)
+            plots.append(ranks(f"compare-{name}-ranks-{agents.split()[0]}", f"Ranks, {agents}", comparisons, measure))
+    levels: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
-        families.setdefault(comparison.plan.family, []).append(comparison)
-    for family, members in families.items():
+        levels.setdefault(comparison.plan.family, []).append(comparison)
+    for family, members in levels.items():
         if family:
-            plots.append(by_level(members, GAP, "distance to the agents' optimum"))
-            plots.append(by_level(members, UNSEEN, "return of unseen agents, 50 trajectories"))
+            plots.append(by_level(members, GAP, agents_of(TRAINING), "distance to the agents' optimum"))
+            plots += [by_level(members, unseen, agents_of(unseen), "return")] if unseen else []
     return [plot for plot in plots if not isinstance(plot, Lines) or plot.series]
 
 
 def details(comparison: Comparison) -> list[Plot]:
     """The return of each method on one fleet, one figure per measure."""
-    measures = [m for m in (TRAINING, UNSEEN) if any(m in own for own in measured(comparison).values())]
+    unseen = unseen_measure([comparison])
+    measures = [TRAINING, unseen] if unseen else [TRAINING]
     return [plot for measure in measures if (plot := returns(comparison, measure)).ranges]

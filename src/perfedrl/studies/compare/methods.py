@@ -139,4 +139,4 @@ ALONE: Mapping[str, Method] = MappingProxyType(
 )
 
 METHODS: Mapping[str, Method] = MappingProxyType({**MAML, **PERSONAL, **SHARED, **ALONE})
-"""All methods: initializations, other personalization, one shared policy deployed after one step, no federation."""
+"""The library's methods: initializations, other personalization, one shared policy with one step, no federation."""

@@ -14,13 +14,13 @@ def comparisons_page(found: Sequence[Comparison], command: str) -> page.Report:
     shown = [
         table
         for comparison in found
-        for make in (
-            tables.results,
-            tables.differences,
-            tables.tuned,
-            tables.absent,
+        for table in (
+            *tables.results(comparison),
+            tables.differences(comparison),
+            tables.tuned(comparison),
+            tables.absent(comparison),
         )
-        if (table := make(comparison)).rows
+        if table.rows
     ]
     return page.Report(
         title="Personalization mechanisms at matched budgets",

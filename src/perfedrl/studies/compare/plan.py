@@ -13,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from perfedrl.algorithms import ALGORITHMS, Algorithm
 from perfedrl.envs import Fleet
-from perfedrl.errors import UserError, nearest
+from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINE
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.settings import read_table, validated
+from perfedrl.own_modules import find_modules_in
 from perfedrl.studies.compare.methods import METHODS, Method
+from perfedrl.studies.compare.own_methods import find_method
 
-MOST_TRIALS = 10_000
+MOST_TRIALS, MOST_BUDGET = 10_000, 1_000_000
 
 
 class ComparisonPlan(BaseModel):
@@ -68,9 +70,10 @@ class ComparisonPlan(BaseModel):
     @field_validator("methods")
     @classmethod
     def _methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if names is not None and not names:
+            raise UserError("methods must name at least one method; leave it out to compare all")
         for name in names or ():
-            if name not in METHODS:
-                raise UserError(f"there is no method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+            find_method(name)
         return names
 
     @cached_property
@@ -87,22 +90,22 @@ class ComparisonPlan(BaseModel):
     def entrants(self) -> dict[str, Method]:
         """The methods of the comparison: those in `methods`, or all that work with the fleet."""
         names = self.methods or tuple(name for name in METHODS if name not in self.unfit)
-        return {name: METHODS[name] for name in names}
+        return {name: find_method(name) for name in names}
 
     @cached_property
     def unfit(self) -> dict[str, str]:
-        """The methods that do not work with the fleet or the budget, with the reason."""
+        """The methods, of those in `methods` or of all, that do not work with the fleet or the budget, and why."""
         found = {}
-        for name in METHODS:
+        for name in self.methods or METHODS:
             try:
-                self.config(name, self._middle(METHODS[name])).experiment  # noqa: B018
+                self.config(name, self._middle(find_method(name))).experiment  # noqa: B018
             except UserError as error:
                 found[name] = str(error)
         return found
 
     def config(self, method: str, settings: Mapping[str, float], tuning: bool = False) -> Config:
         """The config of one method with some settings, on the test fleet or the tuning fleet."""
-        entrant = METHODS[method]
+        entrant = find_method(method)
         counts = entrant.split(self.budget, self.local_steps)
         for name, count in counts.items():
             if count < 1:
@@ -120,7 +123,7 @@ class ComparisonPlan(BaseModel):
         return validated(
             Config,
             {
-                "name": f"{self.name}-{method}",
+                "name": f"{self.name}-{file_name(method)}",
                 "seeds": list(self.tuning_seeds) if tuning else self.seeds,
                 "rounds": self.rounds,
                 "evaluate_every": max(1, self.rounds // self.evaluations),
@@ -144,11 +147,20 @@ class ComparisonPlan(BaseModel):
         return table
 
     def least(self, method: Method) -> int:
-        """The smallest budget with at least one trajectory in each batch."""
-        budget = 1
-        while min(method.split(budget, self.local_steps).values()) < 1:
-            budget += 1
-        return budget
+        """The smallest budget with at least one trajectory in each batch, by doubling and bisection."""
+
+        def works(budget: int) -> bool:
+            return min(method.split(budget, self.local_steps).values()) >= 1
+
+        low, high = 0, 1
+        while not works(high):
+            low, high = high, 2 * high
+            if high > MOST_BUDGET:
+                raise UserError(f"{method.title}: no budget gives it a trajectory in each batch")
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if works(middle) else (middle, high)
+        return high
 
     def ranges(self, method: Method) -> dict[str, tuple[float, float]]:
         """The searched settings of a method with their ranges."""
@@ -172,10 +184,15 @@ class ComparisonPlan(BaseModel):
                 raise UserError(self.unfit[name])
         if not self.entrants:
             raise UserError(f"no method works with this fleet: {next(iter(self.unfit.values()))}")
-        first = next(iter(self.entrants))
-        fleets = [self.config(first, self._middle(METHODS[first]), tuning).experiment.fleet for tuning in (False, True)]
+        first, entrant = next(iter(self.entrants.items()))
+        fleets = [self.config(first, self._middle(entrant), tuning).experiment.fleet for tuning in (False, True)]
         if shared := common_agents(*fleets):
             raise UserError(f"[tuning] has {shared} of the agents that are tested; change its seed, goals or ranges")
+
+
+def file_name(method: str) -> str:
+    """The name of a method in names of files and runs, which have no colon."""
+    return method.replace(":", ".")
 
 
 def serves_unseen(name: str) -> bool:
@@ -216,10 +233,12 @@ def check_levels(levels: Any, fleet: Any) -> None:
 def load_plans(path: str | Path) -> list[ComparisonPlan]:
     """The plans in a TOML file: one, or one for each of its levels.
 
-    A table [levels] has lists of equal length: the i-th values, put into the fleet's table, make the i-th plan.
+    A table [levels] has lists of equal length: the i-th values, put into the fleet's table, make the i-th plan. Modules
+    of the user's own methods are found in the folder of the file too.
     """
     path = Path(path)
     table = read_table(path, "comparison")
+    find_modules_in(path.parent)
     try:
         levels = table.pop("levels", {})
         check_levels(levels, table.get("fleet"))

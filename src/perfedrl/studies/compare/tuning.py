@@ -55,20 +55,25 @@ def finals(configs: Sequence[Config], label: str, observers: Sequence[Observer])
     state, done = simulation.start(), 0
     for observer in observers:
         observer.on_start(RunState(done, None, None, label, rounds, label))
-    for stop in every_few(rounds, max(1, rounds // 10)):
-        state, done = simulation.advance(state, done, stop - done), stop
-        announce(observers, RunState(done, None, None, label, rounds, label))
-    return score(simulation, state, rounds).reshape(len(configs), -1).mean(axis=1)
+    try:
+        for stop in every_few(rounds, max(1, rounds // 10)):
+            state, done = simulation.advance(state, done, stop - done), stop
+            announce(observers, RunState(done, None, None, label, rounds, label))
+        return score(simulation, state, rounds).reshape(len(configs), -1).mean(axis=1)
+    finally:
+        simulation.fleet.close()
 
 
 def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.ndarray, " replica"]:
     """The mean of the training agents' return after personalization and the unseen agents' return over budgets.
 
-    Without unseen agents it is the former alone; -inf where it is not finite.
+    Without unseen agents it is the former alone; -inf where it is not finite. Played agents whose environments failed
+    do not count.
     """
-    training = simulation.measure(state, rounds).after[:, -1].mean(axis=-1)
+    mean = np.mean if simulation.fleet.traceable else np.nanmean
+    training = mean(simulation.measure(state, rounds).after[:, -1], axis=-1)
     deployment = None if simulation.fleet.held_out is None else simulation.deploy(state, rounds)
-    unseen = training if deployment is None else deployment.outcomes["return"].mean(axis=(1, 2))
+    unseen = training if deployment is None else mean(deployment.outcomes["return"], axis=(1, 2))
     total = (training + unseen) / 2
     return np.where(np.isfinite(total), total, -np.inf)
 

@@ -138,6 +138,11 @@ def check(
     if not config.experiment.algorithm.federated:
         raise UserError(f"{config.algorithm['name']} trains every agent alone: there is no shared initialization")
     check_episodes(config.experiment.fleet.train)
+    if not config.experiment.fleet.traceable:
+        raise UserError(
+            "estimators are compared on fleets in JAX, since this takes many thousand trajectories; the environment "
+            f"{config.fleet['env']!r} is played in Python"
+        )
     for stage in stages:
         if stage not in STAGES:
             raise UserError(f"unknown stage {stage!r}{nearest(stage, STAGES)}")

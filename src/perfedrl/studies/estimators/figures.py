@@ -34,7 +34,7 @@ def comparison(found: EstimatorComparison) -> Dots:
         DotPanel("time per estimate (µs)", (times,), scale="linear"),
     )
     title = f"Estimators from {found.m} trajectories, {found.config.name}: mean of {found.agents} agents"
-    return Dots("estimators", title, labels, panels)
+    return Dots(f"estimators-{found.config.folder}", title, labels, panels)
 
 
 def shown_bias(row: EstimatorRow) -> float:

@@ -3,22 +3,21 @@
 import math
 from typing import Any
 
-from rich.table import Column, Table
-
+from perfedrl.report.terminal_table import Column, TerminalTable
 from perfedrl.studies.estimators import CURVATURE, GRADIENT, EstimatorComparison, EstimatorRow, ValueWithError
 from perfedrl.studies.theory.tables import right
 
 TRUTH = {CURVATURE: "|grad^2 J v|", GRADIENT: "|grad J|"}
 
 
-def stage(found: EstimatorComparison, stage: str) -> Table:
+def stage(found: EstimatorComparison, stage: str) -> TerminalTable:
     """The estimators at one stage by increasing variance: curvature forms, then policy gradients."""
     shown = {quantity: found.at(stage, quantity) for quantity in (CURVATURE, GRADIENT)}
     lengths = ", ".join(f"{TRUTH[quantity]} = {short(rows[0].error.length)}" for quantity, rows in shown.items())
     title = f"{stage} of training (round {shown[CURVATURE][0].round}): {lengths}"
     names = (Column(name, no_wrap=True) for name in ("form", "baseline"))
     numbers = (right(x) for x in ("variance", "of paper's", "bias^2", "order", "error", "m", "us"))
-    table = Table(*names, *numbers, title=title)
+    table = TerminalTable(*names, *numbers, keys=2, title=title)
     for rows in shown.values():
         # Rounding keeps equal estimates in the order of the registry.
         for row in sorted(rows, key=lambda row: float(f"{row.error.variance.value:.3e}")):

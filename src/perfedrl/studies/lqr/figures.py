@@ -1,7 +1,7 @@
 """Figures of the linear-quadratic study: unseen systems' cost above their optimum by round."""
 
 from perfedrl.report.plots import BLUE, GREEN, GREY, PINK, Axis, Level, Lines, Plot, Series
-from perfedrl.studies.lqr.study import AFTER, BEFORE, FLEETS, STEP, Outcome, Outcomes
+from perfedrl.studies.lqr.study import AFTER, BEFORE, FLEETS, STEP, Outcomes, RelativeCosts
 
 LABELS = {
     ("meta", AFTER): ("Per-FedAvg-PG, after one step", BLUE, False),
@@ -16,7 +16,7 @@ def figures(found: Outcomes) -> list[Plot]:
     return [gaps(f"lqr-{10 * epsilon:02.0f}", epsilon, outcome) for epsilon, outcome in found.items() if epsilon]
 
 
-def gaps(name: str, epsilon: float, outcome: Outcome) -> Lines:
+def gaps(name: str, epsilon: float, outcome: RelativeCosts) -> Lines:
     """Costs above the unseen systems' optima by round, divided by that of the average-optimal gain in the same fleet.
 
     Without the division the spread would mostly be that between fleets.

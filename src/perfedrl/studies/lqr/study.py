@@ -39,7 +39,7 @@ ROUNDING, DIGITS = 1e-10, 6
 """Relative gaps below ROUNDING count as zero; others are rounded to DIGITS, since more differ between processors."""
 
 
-class Outcome(NamedTuple):
+class RelativeCosts(NamedTuple):
     """Relative costs above the optimum of unseen systems, mean over systems, by (method, before or after one step).
 
     `average_optimal` are those of the gain with the least mean cost over training systems.
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
     """Spectral radii of all systems at the start, and of unseen ones after one step from the meta-learned gain."""
 
 
-Outcomes = dict[float, Outcome]
+Outcomes = dict[float, RelativeCosts]
 """Outcomes by heterogeneity."""
 
 
@@ -97,9 +97,9 @@ def one_fleet(epsilon: float, seed: int) -> dict[str, Any]:
     }
 
 
-def joined(fleets: list[dict[str, Any]]) -> Outcome:
+def joined(fleets: list[dict[str, Any]]) -> RelativeCosts:
     """The outcome of several fleets, stacked."""
-    return Outcome(
+    return RelativeCosts(
         np.arange(FROM, ROUNDS + 1, EVERY),
         {key: np.stack([f["gaps"][key] for f in fleets]) for key in fleets[0]["gaps"]},
         {key: np.asarray([f["average"][key] for f in fleets]) for key in fleets[0]["average"]},

@@ -9,6 +9,7 @@ import numpy as np
 from perfedrl import exact, theory
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.start_parameters import StartTable
 from perfedrl.theory import Bound, Given, Plan, Problem, Regime
 from perfedrl.theory.first_order_fixed_points import FixedPoint, fixed_points
 from perfedrl.theory.fleet_problem import Settings, first_parameters, guarantee, is_tabular, problem, settings
@@ -100,6 +101,8 @@ def smaller_steps(regime: Regime) -> dict[str, float]:
 
 def start(config: Config) -> int:
     """The seed of a config's start parameters; the first seed where each seed has its own start."""
+    if isinstance(config.start, StartTable):
+        raise UserError("the theory is applied to drawn start parameters; set start to a number instead of a run")
     return config.start if isinstance(config.start, int) else config.seeds[0]
 
 

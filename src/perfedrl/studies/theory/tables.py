@@ -6,9 +6,9 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from rich.table import Column, Table
 
 from perfedrl import theory
+from perfedrl.report.terminal_table import Column, TerminalTable
 from perfedrl.studies.theory.analysis import Findings, FleetMeasurements
 from perfedrl.theory import Constants, Plan
 from perfedrl.theory.first_order_fixed_points import FixedPoint
@@ -38,17 +38,17 @@ MOST_SHOWN = 5
 """The largest number of fixed points in the table."""
 
 
-def constants(c: Constants) -> Table:
+def constants(c: Constants) -> TerminalTable:
     """The constants of Eq. (4) and Lemma 2."""
-    table = Table("constant", right("value"), "bounds", title="constants (worst case)")
+    table = TerminalTable("constant", right("value"), "bounds", title="constants (worst case)")
     for name, meaning in MEANINGS.items():
         table.add_row(name, short(getattr(c, name)), meaning)
     return table
 
 
-def bounds(found: Findings) -> Table:
+def bounds(found: Findings) -> TerminalTable:
     """The bounds at the config's settings."""
-    table = Table("bound", right("value"), "from", title="bounds at the config's settings")
+    table = TerminalTable("bound", right("value"), "from", title="bounds at the config's settings")
     for what, value, where in bound_rows(found):
         table.add_row(what, short(value), where)
     return table
@@ -80,10 +80,12 @@ def bound_rows(found: Findings) -> list[tuple[str, float, str]]:
     return rows
 
 
-def regime(found: Findings) -> Table:
+def regime(found: Findings) -> TerminalTable:
     """The regime of alpha and the ends of the regimes."""
     r = found.regime
-    table = Table("alpha", right("value"), "what ends there", title=f"regime of alpha = {short(r.alpha)}: {r.name}")
+    table = TerminalTable(
+        "alpha", right("value"), "what ends there", title=f"regime of alpha = {short(r.alpha)}: {r.name}"
+    )
     if r.vanishing:
         table.add_row("vanishing (R1)", short(r.vanishing), "grad F near grad f; first-order admissible")
     table.add_row("1 / (2 L_J) (R2)", short(r.moderate), "moderate: Remark 2 with a factor of 2")
@@ -92,11 +94,11 @@ def regime(found: Findings) -> Table:
     return table
 
 
-def plans(named: dict[str, Plan]) -> Table:
+def plans(named: dict[str, Plan]) -> TerminalTable:
     """Plans in columns: settings, margins of the conditions, and costs."""
     made = list(named.values())
     title = f"plans for mean |grad F|^2 <= {made[0].epsilon:g}; costs per agent"
-    table = Table("", *(right(name) for name in named), title=title)
+    table = TerminalTable("", *(right(name) for name in named), title=title)
     for name, cell in (
         ("rounds K", lambda x: count(x.K)),
         ("local steps tau", lambda x: count(x.tau)),
@@ -118,11 +120,11 @@ def plans(named: dict[str, Plan]) -> Table:
     return table
 
 
-def smaller(found: Findings) -> Table:
+def smaller(found: Findings) -> TerminalTable:
     """The cheapest plans at smaller adaptation step sizes, and their savings."""
     now = found.plans["cheapest"]
     header = (right(x) for x in ("value", "rounds K", "m_in", "trajectories", "cheaper by"))
-    table = Table("alpha", *header, title="cheapest plans at smaller alpha")
+    table = TerminalTable("alpha", *header, title="cheapest plans at smaller alpha")
     for name, plan in {"the config's": now, **found.smaller}.items():
         saved = "" if plan is now else f"{Decimal(now.trajectories) / plan.trajectories:.3g}".replace("E", "e")
         alpha = short(plan.problem.constants.alpha)
@@ -130,20 +132,20 @@ def smaller(found: Findings) -> Table:
     return table
 
 
-def realized(rows: Sequence[RealizedBound]) -> Table:
+def realized(rows: Sequence[RealizedBound]) -> TerminalTable:
     """Bounds and realized values."""
     header = "largest along a run", right("bound"), right("realized"), right("times looser"), "from"
-    table = Table(*header, title="bounds and what the fleet realizes")
+    table = TerminalTable(*header, title="bounds and what the fleet realizes")
     for row in rows:
         table.add_row(row.what, short(row.bound), short(row.realized), f"{row.looseness:.3g}", row.where)
     return table
 
 
-def fixed_points(points: Sequence[FixedPoint], bound: float) -> Table:
+def fixed_points(points: Sequence[FixedPoint], bound: float) -> TerminalTable:
     """First-order fixed points: their residual, its bound, and the share of each agent."""
     title = "fixed points of the exact first-order dynamics (Prop. 2)"
     header = (right(x) for x in ("|grad F|", "share of bound", "|grad F| / alpha as alpha -> 0"))
-    table = Table("point", "kind", *header, "|share| by agent", title=title)
+    table = TerminalTable("point", "kind", *header, "|share| by agent", title=title)
     for i, point in enumerate(points[:MOST_SHOWN]):
         limit = "cannot be followed" if point.limit is None else short(point.limit.slope)
         shares = ", ".join(f"{np.linalg.norm(share):.3g}" for share in point.shares)
@@ -152,18 +154,18 @@ def fixed_points(points: Sequence[FixedPoint], bound: float) -> Table:
     return table
 
 
-def witness(agreed: Sequence[Agreement]) -> Table:
+def witness(agreed: Sequence[Agreement]) -> TerminalTable:
     """The paper's numbers of the witness and the computed ones."""
-    table = Table("witness of Prop. 2", right("paper"), right("ours"), "agrees")
+    table = TerminalTable("witness of Prop. 2", right("paper"), right("ours"), "agrees")
     for a in agreed:
         table.add_row(a.what, f"{a.paper:.{DIGITS}f}", f"{a.ours:.{DIGITS}f}", "yes" if a.agrees else "[red]no[/]")
     return table
 
 
-def zeros(points: dict[float, FixedPoint]) -> Table:
+def zeros(points: dict[float, FixedPoint]) -> TerminalTable:
     """A zero of D at each alpha that the paper lists."""
     header = ("alpha", "theta*", "|D(theta*)|", "grad F(theta*)", "|grad F| / alpha", "")
-    table = Table(*(right(x) for x in header), title="zeros of D")
+    table = TerminalTable(*(right(x) for x in header), title="zeros of D")
     for alpha, p in points.items():
         kind = "attracting" if p.attracting else "repelling"
         numbers = f"{p.theta[0]:.7f}", f"{p.direction:.1e}", f"{p.meta_gradient[0]:.7f}", f"{p.residual / alpha:.7f}"
