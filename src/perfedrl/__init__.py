@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perfedrl.algorithms import FedAvgPG, LocalPG, PerFedAvgPG
     from perfedrl.compilation import enable_cache, use_all_cores
     from perfedrl.envs import (
+        EnvironmentCheck,
         Fleet,
         Navigation,
         PointNavigation,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         acrobot,
         arc,
         cart_pole,
+        check_env,
         circle,
         gridworld,
         gymnasium_fleet,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from perfedrl.experiments.store import Run, load_run
     from perfedrl.experiments.training import train
     from perfedrl.policies import GaussianMLP, LogLinearSoftmax, MLPSoftmax, TableSoftmax
+    from perfedrl.saved_policies.file import SavedPolicy, load_policy
     from perfedrl.simulation.evaluation import MonteCarlo
     from perfedrl.simulation.experiment import Experiment
     from perfedrl.simulation.history import Deployment, History
@@ -49,8 +52,8 @@ __version__ = version("perfedrl")
 _HOME = {
     "algorithms": "FedAvgPG LocalPG PerFedAvgPG",
     "compilation": "enable_cache use_all_cores",
-    "envs": "Fleet Navigation PointNavigation TabularMDP acrobot arc cart_pole circle gridworld gymnasium_fleet "
-    "mountain_car pendulum point_navigation",
+    "envs": "EnvironmentCheck Fleet Navigation PointNavigation TabularMDP acrobot arc cart_pole check_env circle "
+    "gridworld gymnasium_fleet mountain_car pendulum point_navigation",
     "errors": "UserError",
     "simulation.evaluation": "MonteCarlo",
     "experiments.config": "Config load_config make_config",
@@ -60,6 +63,7 @@ _HOME = {
     "experiments.assessment": "Assessment assess",
     "experiments.training": "train",
     "experiments.store": "Run load_run",
+    "saved_policies.file": "SavedPolicy load_policy",
     "simulation.history": "Deployment History",
     "policies": "GaussianMLP LogLinearSoftmax MLPSoftmax TableSoftmax",
     "simulation": "Result Simulation simulate",
@@ -76,6 +80,7 @@ __all__ = [
     "Assessment",
     "Config",
     "Deployment",
+    "EnvironmentCheck",
     "Experiment",
     "FedAvgPG",
     "Fleet",
@@ -94,6 +99,7 @@ __all__ = [
     "Result",
     "Run",
     "RunState",
+    "SavedPolicy",
     "Simulation",
     "TableSoftmax",
     "TabularMDP",
@@ -103,6 +109,7 @@ __all__ = [
     "arc",
     "assess",
     "cart_pole",
+    "check_env",
     "circle",
     "enable_cache",
     "envs",
@@ -113,6 +120,7 @@ __all__ = [
     "gymnasium_fleet",
     "inspect",
     "load_config",
+    "load_policy",
     "load_run",
     "make_config",
     "mountain_car",

@@ -1,19 +1,27 @@
 """The command line: commands, help texts, mistakes and Ctrl-C."""
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import typer
 from fixtures import write
 from tiny_config import BASE, changed
 
+import perfedrl
+from perfedrl.cli import application, console
 from perfedrl.cli.runs import REGISTRIES
-from perfedrl.experiments.config import make_config
+from perfedrl.experiments.config import make_config, read_config
 from perfedrl.studies import STUDIES
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_train_then_list_then_evaluate(run, tmp_path):
@@ -27,6 +35,11 @@ def test_train_then_list_then_evaluate(run, tmp_path):
     code, out, _ = run("list", "runs")
     assert code == 0
     assert folder in out
+    code, out, _ = run("personalize", f"runs/{folder}", "--agent", "4", "--trajectories", "2", "--json", "own.json")
+    own = json.loads((tmp_path / "own.json").read_text())
+    assert (code, own["agent"], own["cost"]) == (0, "agent 4 (held out)", 2)
+    assert set(own["before"]["return"]) == {"mean", "low", "high"}
+    assert (tmp_path / own["file"]).is_file()
     code, out, _ = run("evaluate", f"runs/{folder}", "--json", "eval.json")
     assert code == 0
     assert "optimum" in out
@@ -41,11 +54,70 @@ def test_list_names_every_registered_part(run, kind):
     assert all(name in out for name in known)
 
 
-@pytest.mark.parametrize("command", [[], ["demo"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]])
+@pytest.mark.parametrize(
+    "command", [[], ["demo"], ["check"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]]
+)
 def test_every_command_has_a_help_text(run, command):
     code, out, err = run(*command, "--help")
     assert code == 0
     assert "Usage" in out + err
+
+
+def test_the_version_is_shown(run):
+    code, out, _ = run("--version")
+    assert code == 0
+    assert out.strip() == f"perfedrl {perfedrl.__version__}"
+
+
+def test_a_warning_is_printed_once(run, tmp_path):
+    _, _, err = run("inspect", write(tmp_path / "tiny.toml", changed(algorithm={"beta": 1e30})))
+    assert err.count("beta = 1e+30") == 1
+
+
+def test_lists_are_written_as_json_too(run, tmp_path):
+    config = write(tmp_path / "tiny.toml", BASE)
+    assert run("train", config)[0] == 0
+    for kind, first in (("runs", "tiny-"), ("algorithms", "afedpg"), ("envs", "acrobot"), ("experiments", "e1")):
+        code, out, _ = run("list", kind, "--json", f"{kind}.json")
+        assert code == 0
+        assert f"wrote {kind}.json" in out
+        rows = json.loads((tmp_path / f"{kind}.json").read_text())
+        assert any((row.get("run") or row["name"]).startswith(first) for row in rows), kind
+    assert {"name": "m", "default": 30} in next(
+        row["parameters"]
+        for row in json.loads((tmp_path / "algorithms.json").read_text())
+        if row["name"] == "fedavg-pg"
+    )
+
+
+def test_a_full_disk_is_named_with_the_file(run, tmp_path, monkeypatch):
+    config = write(tmp_path / "tiny.toml", BASE)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("perfedrl.experiments.files.os.fsync", full)
+    code, _, err = run("train", config)
+    assert code == 2
+    assert re.search(r"error: runs/tiny-\w+\.partial/\S+: No space left on device", err), err
+
+
+def help_texts(command, path=()):
+    """The help of a command and of all commands below it, by their names."""
+    yield " ".join(path), command.help or ""
+    for name, below in getattr(command, "commands", {}).items():
+        yield from help_texts(below, (*path, name))
+
+
+def test_help_texts_name_configs_and_runs_that_exist():
+    texts = dict(help_texts(typer.main.get_command(application())))
+    assert {"inspect", "train", "federation train"} <= set(texts)
+    runs_of = {read_config(path).name for path in (ROOT / "configs").glob("*.toml")}
+    for command, text in texts.items():
+        for path in re.findall(r"configs/[\w*./]+\.toml", text):
+            assert list(ROOT.glob(path)), f"{command}: {path}"
+        for name in re.findall(r"runs/([\w-]+)-0123456789", text):
+            assert name in runs_of, f"{command}: {name}"
 
 
 MISTAKES = [
@@ -75,7 +147,11 @@ MISTAKES = [
         ],
         "agent 0: the row of P at state 1, action 0 sums to 0.9 instead of 1",
     ),
+    (["train", {**BASE, "fleet": {"env": "arc", "goals": 10**8}}], "goals must be at most 1000000"),
     (["train", BASE, "--chunk", "0"], "chunk"),
+    (["estimators", {**BASE, "fleet": {"env": "gymnasium", "id": "CartPole-v1"}, "policy": {"name": "mlp"}}], "in JAX"),
+    (["evaluate", "."], "is not the folder of a run"),
+    (["list", "--json", "-"], "- is not the name of a file"),
     (["evaluate", "runs/nothing"], "there is no run"),
     (["train", BASE, "--runs", "config.toml"], "config.toml is a file"),
     (["reproduce", "e1", "--figures", "/dev/null"], "/dev/null is a file"),
@@ -86,6 +162,11 @@ MISTAKES = [
     (["trian", "x"], "trian"),
     (["train", BASE, "--no-such-flag"], "--no-such-flag"),
 ]
+
+
+def test_names_with_colons_are_not_printed_as_pictures():
+    for printer in (console.out, console.err):
+        assert printer.render_str("agent 0 (my:robot: 3)").plain == "agent 0 (my:robot: 3)"
 
 
 @pytest.mark.parametrize(("command", "words"), MISTAKES, ids=lambda x: x if isinstance(x, str) else "")
@@ -117,6 +198,24 @@ def test_reproduce_writes_claims_and_figures_and_does_not_train_finished_runs_ag
     code, again, _ = run("reproduce", "e6", "--seeds", "1")
     assert code == 0
     assert "claims met" in again
+
+
+def test_files_that_are_not_utf_8_and_marks_at_the_beginning(run, tmp_path):
+    (tmp_path / "latin.toml").write_bytes('name = "Grüße"'.encode("latin-1"))
+    assert "since it is not text in UTF-8" in run("train", "latin.toml")[2]
+    (tmp_path / "windows.toml").write_bytes(b"\xef\xbb\xbf" + b"rouns = 3\r\n")
+    assert "unknown key 'rouns'; did you mean 'rounds'" in run("train", "windows.toml")[2]
+
+
+def test_modules_beside_a_config_are_found_from_another_folder(run, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "beside_for_test.py").write_text("from perfedrl import gridworld as world\n")
+    table = changed(fleet={"env": "beside_for_test:world"})
+    config = write(tmp_path / "there" / "config.toml", table)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = run("inspect", str(config))
+    assert (code, err) == (0, "")
+    assert "goal" in out
 
 
 def test_ctrl_c_writes_a_checkpoint_and_says_how_to_continue(tmp_path):

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import Cache, print_message
+from perfedrl.cli.console import Cache, print_message, print_warnings
 from perfedrl.federation.agent.config import load_agent_config
 from perfedrl.federation.agent.daemon import serve
+from perfedrl.federation.agent.daemon_client import line_of
 
 
 def agent(
@@ -29,10 +30,12 @@ def agent(
     starts it for you.
 
     The file is TOML. fleet.env = "arc" names the environment, or your own as "my_package.robot:make"; its settings go
-    beside it, as in an experiment's config. agent = 2 selects an agent of that fleet; the default is the agent's
-    number. limits.trajectories_per_round, limits.episodes and limits.seconds limit one request. trust lists import
-    paths that the server's plan may name; by default there are none. With tell_outcomes = false the agent does not
-    report its outcomes.
+    beside it, as in an experiment's config. agent = 2 selects an agent of that fleet; the default is the only agent, or
+    the agent's number. folder = "robots" is where your own modules are, relative to the file; by default they are
+    looked for beside the file, and in the folder in which the command runs. limits.trajectories_per_round,
+    limits.episodes and limits.seconds limit one request. trust lists import paths that the server's plan may name; by
+    default there are none. With keep = "better" the agent keeps the shared policy if its own step made it worse. With
+    tell_outcomes = false the agent does not report its outcomes.
 
     Your own environment is a function that returns a fleet or a task, or that takes the policy and returns a sampler:
     a subclass of perfedrl.rollout.PythonSampler with a discount and sample(params, key, m) -> Trajectory.
@@ -43,5 +46,12 @@ def agent(
     if compile_cache:
         compilation.enable_cache()
     greeting = f"agent {number} ({config.env}) listens at {socket}"
-    serve(config, number, socket, state, ready=lambda: print_message(greeting))
-    print_message(f"agent {number} stopped")
+
+    def tell(what: str) -> None:
+        print_message(line_of(number, what))
+
+    def stopped() -> None:
+        print_message(f"agent {number} stopped")
+
+    with print_warnings(tell):
+        serve(config, number, socket, state, ready=lambda: print_message(greeting), tell=tell, stopped=stopped)

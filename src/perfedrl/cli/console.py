@@ -1,4 +1,4 @@
-"""Shared by all commands: options, messages, progress, and the exit after Ctrl-C."""
+"""Shared by all commands: options, messages, progress, and the exit after Ctrl-C or SIGTERM."""
 
 import json
 import logging
@@ -6,17 +6,18 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-out, err = Console(), Console(stderr=True)
-INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
+from perfedrl.cli.stop_signal import STOP
+
+# Without emoji: rich would print a robot for ":robot:", and names of environments have colons.
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 
 RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder for runs, one folder each.")]
 Restart = Annotated[
@@ -40,26 +41,44 @@ ReportFile = Annotated[
 
 @contextmanager
 def training(restart: bool) -> Iterator[Any]:
-    """Show a progress bar for each group of runs that train together; after Ctrl-C, say how to continue."""
-    from perfedrl.cli.progress import progress_bars  # imports JAX, which not every command needs
+    """Show the progress of runs, by groups that train together; after Ctrl-C or SIGTERM, say how to continue."""
+    # These import JAX, which not every command needs.
+    from perfedrl.cli.stop_between_rounds import StopBetweenRounds
     from perfedrl.experiments.training import Interrupted
+    from perfedrl.simulation.progress import show_progress
 
+    same = "the same command without --restart" if restart else "the same command"
     try:
-        with progress_bars(err) as bars, print_warnings():
-            yield [bars]
+        STOP.check()
+        with show_progress(err) as shown:
+            yield [StopBetweenRounds(), shown]
     except Interrupted as stop:
-        same = "the same command without --restart" if restart else "the same command"
-        print_message(f"{stop}; run {same} to go on from there", "yellow")
+        print_message(f"{STOP.prefix}{stop}; run {same} to go on from there", "yellow")
+        exit_immediately()
+    except KeyboardInterrupt:
+        print_message(f"{STOP.prefix}stopped; what was saved before is kept, and {same} does the rest", "yellow")
         exit_immediately()
 
 
+def print_warning(message: str) -> None:
+    """Print a warning to standard error."""
+    print_message(message, "yellow")
+
+
 @contextmanager
-def print_warnings() -> Iterator[None]:
-    """Print the library's warnings, for example that a round goes on without an agent."""
+def handled() -> Iterator[None]:
+    """Stop on Ctrl-C and SIGTERM, and print the library's warnings."""
+    with STOP.handled(), print_warnings():
+        yield
+
+
+@contextmanager
+def print_warnings(tell: Callable[[str], None] = print_warning) -> Iterator[None]:
+    """Print the library's warnings, for example that a round goes on without an agent, or pass them to `tell`."""
 
     class Printer(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print_message(record.getMessage(), "yellow")
+            tell(record.getMessage())
 
     log, handler = logging.getLogger("perfedrl"), Printer()
     log.addHandler(handler)
@@ -71,9 +90,15 @@ def print_warnings() -> Iterator[None]:
 
 @contextmanager
 def status_line(what: str) -> Iterator[Any]:
-    """Show a line with the current step of a measurement; the context's value sets the step."""
-    with err.status(f"{what} ...") as status:
-        yield lambda part: status.update(f"{what}: {part} ...")
+    """Show the current step of a measurement, on plain lines where there is no terminal; the value sets the step."""
+    with err.status(f"{what} ...") if err.is_terminal else nullcontext() as status:
+        show = print_message if status is None else status.update
+
+        def step(part: str) -> None:
+            STOP.check()
+            show(f"{what}: {part} ...")
+
+        yield step
 
 
 def command_line() -> str:
@@ -108,4 +133,4 @@ def exit_immediately() -> NoReturn:
     """Exit without clean-up, since JAX crashes if it is torn down while another thread compiles."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(INTERRUPTED)
+    os._exit(STOP.exit_code)

@@ -1,21 +1,28 @@
 """The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perfedrl.cli.console import INTERRUPTED, err, out, print_message
+from perfedrl.cli.console import err, exit_immediately, handled, out, print_message
+from perfedrl.cli.stop_signal import STOP
 from perfedrl.errors import UserError
+from perfedrl.own_modules import find_modules_in
+from perfedrl.pace import SECONDS_BETWEEN_LINES
 
 app = typer.Typer(
     help="Train over a network: every agent on its own machine with its own environment; only parameters are sent, "
     "over mutual TLS. Start with `perfedrl federation demo`.",
     no_args_is_help=True,
 )
+WORDS = {"in": "answered", "waiting": "at work"}
+"""States of agents in other words than in the status file."""
 FleetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, created by `init`.")]
 
 
@@ -123,7 +130,9 @@ def train(
 ) -> None:
     """Train a config over the network; run this on the server's machine. Survives crashes of any part of the fleet.
 
-    A stopped run continues with its next round; the finished run is in DIR/runs, like any other run.
+    A stopped run continues with its next round; the finished run is in DIR/runs, like any other run. Environments that
+    are played in Python need not be installed here, since agents report their spaces. The first kits train, as many as
+    the config has agents; the others are new agents, which personalize at the end.
 
     Example: perfedrl federation train fleet configs/arc.toml --min-agents 4 --deadline 60
     """
@@ -149,38 +158,50 @@ def train_and_show(
 
     The networked config is derived once, and its experiment is built once.
     """
-    from perfedrl.experiments.config import load_config
+    from perfedrl.experiments.config import read_config
     from perfedrl.experiments.store import load_run
     from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import Supervisor, finished, prepare
-    from perfedrl.federation.server.network_config import networked
+    from perfedrl.federation.environment_report import agents_of
+    from perfedrl.federation.server.network_config import networked, trained_config
     from perfedrl.report import tables
 
-    fleet, config = FleetFolder(folder), networked(load_config(file), seed)
+    fleet = FleetFolder(folder)
+    find_modules_in(file.parent)
+    try:
+        config = networked(read_config(file), seed)
+    except UserError as error:
+        raise UserError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
     done = None if restart else finished(fleet, config)
-    if done is None:
-        run_folder = prepare(fleet, config, terms(config.experiment.fleet.agents), None, restart, release)
-        with live_line(restart) as watch:
+    trained = done is None
+    if trained:
+        places = dict.fromkeys((Path.cwd(), file.parent.resolve()))
+        run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
+        with handled(), live_line(restart) as watch:
             Supervisor(fleet, run_folder, wait, watch).run()
         done = finished(fleet, config)
     assert done is not None
-    run = load_run(done, config)
+    run = replace(load_run(done, trained_config(done, config)), from_disk=not trained)
     out.print(tables.summary(run))
-    out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
+    out.print(tables.cost_and_folder(run), highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
-    """Show a live line with a run's progress, and a lasting line for every unusual event."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
+    """Show a run's progress, as a live line or plain lines, and a lasting line for every unusual event.
+
+    Ctrl-C and SIGTERM stop the run.
+    """
     try:
+        if not err.is_terminal:
+            yield FleetLines()
+            return
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds")
         with Progress(*columns, TextColumn("{task.fields[about]}"), TimeElapsedColumn(), console=err) as bars:
             task = bars.add_task("starting", total=None, about="")
 
             def watch(view: Any) -> None:
-                for event in view.news:
-                    if line := sentence(event):
-                        print_message(line)
+                print_news(view)
                 now = view.progress
                 bars.update(task, description=view.doing, completed=now.get("round", 0), total=now.get("rounds"))
                 bars.update(task, about=summary(view))
@@ -188,19 +209,45 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
             yield watch
     except KeyboardInterrupt:
         same = "the same command without --restart" if restart else "the same command"
-        print_message(f"stopped; run {same} to continue from the last round", "yellow")
-        raise typer.Exit(INTERRUPTED) from None
+        print_message(f"{STOP.prefix}stopped; run {same} to continue from the last round", "yellow")
+        exit_immediately()
+
+
+class FleetLines:
+    """Prints plain lines where there is no terminal: when a fleet begins something else, and while it trains."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._when, self._said = clock, clock(), ("", 0)
+
+    def __call__(self, view: Any) -> None:
+        print_news(view)
+        doing, round_ = now = view.doing, view.progress.get("round", 0)
+        due = now != self._said and self._clock() - self._when >= SECONDS_BETWEEN_LINES
+        if doing != self._said[0] or due:
+            self._said, self._when = now, self._clock()
+            rounds = view.progress.get("rounds")
+            place = f", round {round_} of {rounds}" if rounds else ""
+            about = summary(view)
+            print_message(f"{doing}{place}{about and ', '}{about}")
+
+
+def print_news(view: Any) -> None:
+    """Print a line for every unusual event."""
+    for event in view.news:
+        if line := sentence(event):
+            print_message(line)
 
 
 def summary(view: Any) -> str:
-    """The agents' states, the objective, the seconds per round and the privacy loss, in one line."""
+    """The agents' states, their return, the seconds per round and the privacy loss, in one line."""
     now = view.progress
     if view.doing not in ("training", "finished"):
         return f"{len(view.connected)} of {len(view.expected)} agents connected"
     states = list(now.get("agents", {}).values())
-    parts = [f"{states.count(kind)} {kind}" for kind in dict.fromkeys(("in", "waiting", *states)) if kind in states]
+    counts = {kind: states.count(kind) for kind in dict.fromkeys(("in", "waiting", *states)) if kind in states}
+    parts = [f"{count} {WORDS.get(kind, kind)}" for kind, count in counts.items()]
     if now.get("objective") is not None:
-        parts.append(f"objective {now['objective']:.3f}")
+        parts.append(f"return after adaptation {now['objective']:.3f}")
     if now.get("seconds_per_round") is not None:
         parts.append(f"{now['seconds_per_round']:.2f} s/round")
     if now.get("epsilon") is not None:
@@ -211,19 +258,21 @@ def summary(view: Any) -> str:
 def sentence(event: dict[str, Any]) -> str | None:
     """An unusual event as a sentence; None for normal ones."""
     agent, reason, round_ = (event.get(key) for key in ("agent", "reason", "round"))
+    before, after = event.get("before.return", 0), event.get("after.return", 0)
     sentences = {
         "failure": f"round {round_}: {agent} failed: {reason}",
         "silent": f"round {round_}: {agent} did not answer in time",
         "back": f"round {round_}: {agent} is back",
         "refused": f"round {round_}: an upload of {agent} was rejected: {reason}",
+        "unlike": f"{agent} does not take part: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
         "repeated": f"round {round_}: too few answers, asking again",
         "membership": f"starting a new job to take in: {', '.join(event.get('agents', []))}",
         "killed": f"round {round_}: {agent} was killed on purpose",
         "server lost": "the server does not answer; training continues when it is back",
         "job lost": "the NVFlare job ended; submitting it again",
-        "personalized": f"{agent}: return {event.get('before.return', 0):.3f} before adaptation, "
-        f"{event.get('after.return', 0):.3f} after",
+        "personalized": f"{agent}: return {before:.3f} before adaptation, "
+        f"{'only ' if after < before else ''}{after:.3f} after",
     }
     return sentences.get(event["event"])
 
@@ -316,7 +365,7 @@ def demo(
 
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists already: the demonstration needs a new folder")
-    with tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch, live_line() as watch:
+    with handled(), live_line() as watch, tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch:
         done, run_folder = demonstration.run(folder or Path(scratch) / "demo", watch)
         run, events = load_run(done), run_folder.events()
     out.print(tables.summary(run))

@@ -1,4 +1,4 @@
-"""The commands `train`, `personalize`, `evaluate`, `inspect` and `list`."""
+"""The commands `train`, `evaluate`, `inspect` and `list`."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,14 +16,14 @@ from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES
 from perfedrl.experiments import inspection, store
-from perfedrl.experiments import personalize as personalization
 from perfedrl.experiments.assessment import Assessment, assess
-from perfedrl.experiments.config import load_config
+from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.files import check_file, write_atomically
 from perfedrl.experiments.training import train as train_configs
+from perfedrl.own_modules import find_modules_in
 from perfedrl.policies import POLICIES
-from perfedrl.report import page, tables
+from perfedrl.report import contents, page, tables
 from perfedrl.report.run_page import run_page
 from perfedrl.simulation.evaluation import EVALUATIONS
 from perfedrl.studies import STUDIES
@@ -56,12 +56,21 @@ class Kind(StrEnum):
 
 
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+Last = Annotated[
+    bool, typer.Option("--last", help='Use the parameters of the last round, also of a run with keep = "best".')
+]
 Alpha = Annotated[float | None, typer.Option(help="Adapt with this step size instead of the run's own.")]
 
 
 def train(
-    config: Annotated[Path, typer.Argument(help="A TOML file; see the folder configs/ for examples.")],
+    config: Annotated[
+        Path, typer.Argument(help="A TOML file (the folder configs/ has examples), or the folder of a finished run.")
+    ],
     runs: console.RunsFolder = Path("runs"),
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Train for this many rounds in all; a finished run of fewer rounds goes on from its end."),
+    ] = None,
     restart: console.Restart = False,
     chunk: console.Chunk = None,
     report: console.ReportFile = None,
@@ -69,73 +78,41 @@ def train(
 ) -> None:
     """Train the fleet that a config describes, on this machine.
 
-    A finished run is shown and not trained again; an interrupted run continues from its checkpoint.
+    A finished run is read from disk and not trained again, unless the config or code of yours that it names has
+    changed; the last line says which. An interrupted run continues from its checkpoint, and a finished run goes on from
+    its end if the config has more rounds now. The longer run of a run's folder is saved beside it.
 
-    Example: perfedrl train configs/arc.toml --report arc.html
+    Examples: perfedrl train configs/arc.toml --report arc.html;
+    perfedrl train runs/arc-recommended-0123456789 --rounds 200
     """
     if report:
         check_file(report)
     compilation.use_all_cores()
-    checked = load_config(config)
+    if config.is_dir():
+        config, runs = config / "config.toml", config.absolute().parent
+    else:
+        find_modules_in(config.parent)
+    checked = load_config(config) if rounds is None else with_rounds(config, rounds)
     with console.training(restart) as observers:
         run = train_configs(
             checked, runs, restart=restart, chunk=chunk, observers=observers, compile_cache=compile_cache
         )
     console.out.print(tables.summary(run))
-    console.out.print(f"{tables.cost(run)}\nsaved in {run.folder}", highlight=False, soft_wrap=True)
+    for sentence in tables.failures(run.provenance):
+        console.print_message(sentence, "yellow")
+    console.out.print(tables.cost_and_folder(run), highlight=False, soft_wrap=True)
     if report:
         console.print_written([page.write(run_page(run, console.command_line()), report)])
 
 
-def personalize(
-    run: RunFolder,
-    goal: Annotated[
-        str | None, typer.Option(help="Goal of a new agent in the run's world; this or --agent.", metavar="X,Y")
-    ] = None,
-    agent: Annotated[
-        int | None, typer.Option(help="An agent of the run: training agents from 0, then held-out agents.")
-    ] = None,
-    trajectories: Annotated[int, typer.Option(help="Trajectories that the agent samples in each step.")] = 200,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="Policy-gradient steps; by default those of the algorithm, which share --trajectories."),
-    ] = None,
-    alpha: Alpha = None,
-    seed: Annotated[int | None, typer.Option(help="The run's seed to start from; by default the first.")] = None,
-    draw: Annotated[int, typer.Option(help="Any number; another number gives other trajectories and episodes.")] = 0,
-    file: Annotated[
-        Path | None,
-        typer.Option("--out", help="File for the parameters (.safetensors); the picture is written next to it."),
-    ] = None,
-) -> None:
-    """Adapt a run's shared initialization to one agent, and show the agent's outcomes before and after.
-
-    Writes the agent's parameters (safetensors) and a picture of episodes before and after.
-
-    Examples: perfedrl personalize runs/arc-recommended-0123456789 --goal 0.6,0.5;
-    perfedrl personalize runs/arc-recommended-0123456789 --agent 7 --trajectories 100 --out mine.safetensors
-    """
-    position = None if goal is None else parse_goal(goal)
-    if file and file.suffix != ".safetensors":
-        raise UserError(f"--out must be a .safetensors file, got {file}; the picture is written next to it")
-    for path in (file, file and file.with_suffix(".png")):
-        if path:
-            check_file(path)
-    compilation.enable_cache()
-    loaded = store.load_run(run)
-    result = personalization.personalize(
-        loaded,
-        goal=position,
-        agent=agent,
-        trajectories=trajectories,
-        steps=steps,
-        alpha=alpha,
-        seed=seed,
-        draw=draw,
-    )
-    console.out.print(tables.personalized(result))
-    console.out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
-    console.print_written(save_personalized(result, loaded, file))
+def with_rounds(path: Path, rounds: int) -> Config:
+    """Load a config with another number of rounds."""
+    try:
+        config = read_config(path).with_rounds(rounds)
+        config.experiment  # noqa: B018
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return config
 
 
 def evaluate(
@@ -151,6 +128,7 @@ def evaluate(
         float | None,
         typer.Option(help="With --steps: also measure agents that start from scratch, with this step size."),
     ] = None,
+    last: Last = False,
     json_file: console.JsonFile = None,
 ) -> None:
     """Evaluate a run's initialization for each agent, before and after adaptation.
@@ -160,7 +138,7 @@ def evaluate(
 
     With --steps the table shows the mean and the worst held-out agent after 0, 1, ... steps.
 
-    Examples: perfedrl evaluate runs/gridworld-0123456789;
+    Examples: perfedrl evaluate runs/grid-exact-alpha2-0123456789;
     perfedrl evaluate runs/arc-recommended-0123456789 --steps 3 --trajectories 50 --scratch 1.0
     """
     if json_file:
@@ -168,15 +146,16 @@ def evaluate(
     compilation.use_all_cores()
     compilation.enable_cache()
     if steps is not None:
-        evaluate_steps(store.load_run(run), steps, trajectories, alpha, scratch, json_file)
+        evaluate_steps(load(run, last), steps, trajectories, alpha, scratch, json_file)
         return
     if scratch is not None:
         raise UserError("--scratch goes with --steps; set --steps to the number of steps that agents take")
-    rows = evaluate_run(store.load_run(run), alpha)
+    rows = evaluate_run(load(run, last), alpha)
     console.out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
         write_atomically(json_file, console.as_json(content))
+        console.print_written([json_file])
 
 
 def inspect(
@@ -196,6 +175,7 @@ def inspect(
     """
     if picture and picture.suffix != ".png":
         raise UserError(f"--picture must be a .png file, got {picture}")
+    find_modules_in(config.parent)
     checked = load_config(config)
     picture = picture or Path(f"{checked.name}-episode.png")
     check_file(picture)
@@ -204,6 +184,7 @@ def inspect(
         task, params, episode = inspection.episode(checked, agent)
         console.out.print(tables.fleet(checked.name, inspected))
         console.out.print(tables.fleet_cost(inspected), highlight=False, soft_wrap=True)
+        console.out.print(tables.new_agent(inspected), highlight=False, markup=False, soft_wrap=True)
         from perfedrl.report import episode_strip, static  # matplotlib is slow to import
 
         if episode is not None and episode_strip.can_draw(task, episode):
@@ -217,6 +198,20 @@ def inspect(
         console.print_message(str(error), "yellow")
     finally:
         checked.experiment.fleet.close()
+
+
+def load(folder: Path, last: bool) -> store.Run:
+    """Load a run, and say which of its parameters are used if it keeps the best ones."""
+    run = store.load_run(folder)
+    run = run.at_end if last else run
+    if run.kept:
+        console.out.print(f"{folder.name}: {run.kept}", highlight=False, soft_wrap=True)
+    if "federation" in run.provenance:
+        console.print_warning(
+            f"{folder.name} was trained over a network; its agents are not here, and those below are made from [fleet] "
+            "of the server's config"
+        )
+    return run
 
 
 def evaluate_steps(
@@ -243,45 +238,30 @@ def list_(
         Kind, typer.Argument(help="Finished runs, parts of configs, or the experiments that `reproduce` knows.")
     ] = Kind.runs,
     runs: console.RunsFolder = Path("runs"),
+    json_file: console.JsonFile = None,
 ) -> None:
-    """List finished runs, or the parts that a config can name, with their parameters.
+    """List finished and interrupted runs, or the parts that a config can name, with their parameters.
 
-    Examples: perfedrl list; perfedrl list algorithms; perfedrl list envs
+    Examples: perfedrl list; perfedrl list algorithms; perfedrl list envs --json envs.json
     """
+    if json_file:
+        check_file(json_file)
     if kind is Kind.runs:
-        table = tables.runs(readable_runs(runs))
-        console.out.print(table if table.row_count else f"no finished runs in {runs}")
+        found, interrupted = list(readable_runs(runs)), store.list_interrupted(runs)
+        console.out.print(tables.runs(found) if found else f"no finished runs in {runs}")
+        for folder, round_, config in interrupted:
+            place = f"round {round_} of {config.rounds}"
+            console.out.print(f"interrupted: {folder.name}, {place}; train its config to go on", highlight=False)
+        content = contents.runs(found)
     elif kind is Kind.experiments:
         console.out.print(tables.titles(STUDIES))
+        content = contents.titles(STUDIES)
     else:
         console.out.print(tables.parts(REGISTRIES[kind]))
-
-
-def save_personalized(result: personalization.Personalized, run: store.Run, file: Path | None) -> list[Path]:
-    """Write an agent's parameters and, if its episodes are paths in the plane, a picture next to them."""
-    from perfedrl.report import run_figures, static  # matplotlib is slow to import
-
-    file = file or Path("personalized") / f"{run.folder.name}-{file_label(result)}.safetensors"
-    written = [result.save(file, run=run.folder.name, digest=run.config.digest)]
-    for plot in run_figures.before_and_after(result):
-        picture = file.with_suffix(".png")
-        write_atomically(picture, static.image(static.draw(plot)))
-        written.append(picture)
-    return written
-
-
-def file_label(result: personalization.Personalized) -> str:
-    """The part of a file name that identifies a personalization."""
-    agent = "".join(c if c.isalnum() or c in ".-" else "_" for c in result.agent.partition(" (")[0])
-    return f"{agent}-seed{result.seed}-draw{result.draw}-{result.steps}x{result.trajectories}"
-
-
-def parse_goal(text: str) -> tuple[float, ...]:
-    """Parse numbers separated by commas."""
-    try:
-        return tuple(float(x) for x in text.split(","))
-    except ValueError as error:
-        raise UserError(f"--goal must be two numbers X,Y, such as 0.6,0.5, got {text!r}") from error
+        content = contents.parts(REGISTRIES[kind])
+    if json_file:
+        write_atomically(json_file, console.as_json(content))
+        console.print_written([json_file])
 
 
 def readable_runs(root: Path) -> Iterator[Any]:

@@ -28,16 +28,22 @@ def demo(
     """Train a fleet and personalize unseen agents, in about a minute.
 
     Six agents with goals on an arc learn one initialization together. Three unseen agents turn it into their own
-    policies from 20, 100 and 200 trajectories; the table also shows learning from scratch at the same cost.
+    policies from 20, 100 and 200 trajectories; the table also shows the worst of the three, and learning from scratch
+    at the same cost. A second table shows every agent, and which of them lose by their step.
     """
     check_file(report)
     compilation.use_all_cores()
     configs = demonstration.configs(seeds)
     done = train_all(list(configs.values()), runs, restart, compile_cache)
     trained = dict(zip(configs, done, strict=True))
+    meta = trained[demonstration.META]
+    with console.status_line("measuring every agent"):
+        agents = demonstration.agent_rows(meta)
     console.out.print(demonstration.terminal_table(demonstration.rows(trained), seeds))
-    console.out.print(tables.cost(done[0]), highlight=False, soft_wrap=True)
-    console.print_written([page.write(demonstration.demonstration_page(trained, console.command_line()), report)])
+    console.out.print(demonstration.agents_table(agents, meta))
+    console.out.print(f"{tables.cost(meta)}\n{tables.origins(done)}", highlight=False, soft_wrap=True)
+    content = demonstration.demonstration_page(trained, agents, console.command_line())
+    console.print_written([page.write(content, report)])
 
 
 def reproduce(
@@ -71,6 +77,8 @@ def reproduce(
     cache = MeasurementCache(runs, only_saved, restart)
     found, plots = reproduction.claims_and_figures(chosen, seeds, quick, trained, cache, console.status_line)
     console.out.print(claims.terminal_table(found, trained))
+    if trained:
+        console.out.print(tables.origins(trained), highlight=False, soft_wrap=True)
     written = [path for plot in plots for path in static.save(plot, figures)]
     if json_file:
         write_atomically(json_file, console.as_json([asdict(claim) for claim in found]))

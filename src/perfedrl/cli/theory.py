@@ -11,6 +11,7 @@ from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_l
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
+from perfedrl.own_modules import find_modules_in
 from perfedrl.studies.theory import analysis, tables
 from perfedrl.theory import Given, residual, witness
 from perfedrl.theory.realized_bounds import MEASURED_ROUNDS, ROUNDS
@@ -69,8 +70,9 @@ def theory(
     else:
         if epsilon is None and given != Given():
             raise UserError("--rounds, --tau, --beta and the batches are parts of a plan: give --epsilon too")
+        find_modules_in(Path(config).parent)
         found = analysis.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
-        show(found, radius)
+        show(found, epsilon, radius)
         measured = show_measured(found) if measure else None
         content = tables.as_content(found, measured)
     if json_file:
@@ -78,7 +80,7 @@ def theory(
         print_written([json_file])
 
 
-def show(found: analysis.Findings, radius: float | None) -> None:
+def show(found: analysis.Findings, epsilon: float | None, radius: float | None) -> None:
     """Print what is known before anything runs."""
     p = found.problem
     out.print(tables.constants(p.constants))
@@ -92,7 +94,9 @@ def show(found: analysis.Findings, radius: float | None) -> None:
         out.print(tables.plans(found.plans))
         note(f"for {p.agents} agents, {p.parameters} parameters, and F at most {p.gap:.4g} above its start")
         if found.first_square is not None:
-            note(f"|grad F|^2 is {found.first_square:.4g} at the start: an accuracy above that asks for nothing")
+            start = f"|grad F|^2 is {found.first_square:.4g} at the start"
+            met = epsilon is not None and epsilon >= found.first_square
+            note(f"{start}: the accuracy is met without training; ask for less than that" if met else start)
         if found.smaller:
             out.print(tables.smaller(found))
     else:
