@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-all test-federation coverage lint hooks docs-check format bench bench-federation bench-gym reproduce figures lock clean
+.PHONY: run test test-all test-federation coverage lint hooks docs-check format bench bench-federation bench-gym bench-memory reproduce figures lock clean
 
 run: $(STAMP)
 	$(BIN)/perfedrl demo
@@ -58,6 +58,10 @@ bench-federation: $(STAMP)
 # Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter.
 bench-gym: $(STAMP)
 	$(BIN)/python benchmarks/bench_gym.py
+
+# The estimated memory of configs/ beside the compiler's count.
+bench-memory: $(STAMP)
+	$(BIN)/python benchmarks/bench_memory.py
 
 reproduce: $(STAMP)
 	$(BIN)/perfedrl reproduce all --json claims.json --report report.html

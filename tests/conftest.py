@@ -1,4 +1,6 @@
-"""Set up a test session: one cache of compiled programs, two CPU devices, and in `make test-all` checks of types.
+"""Set up a test session: one cache of compiled programs, two CPU devices, a quick compiler or checks of types.
+
+`make test` compiles with settings of XLA that halve the time. `make test-all` compiles as users do, and checks types.
 
 All worker processes share the cache of compiled programs. It starts empty and is removed at the end; set
 PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
@@ -6,6 +8,7 @@ PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
 
 import atexit
 import importlib
+import importlib.metadata
 import os
 import shutil
 import tempfile
@@ -30,6 +33,12 @@ def prepare_environment() -> None:
 
 prepare_environment()
 
+QUICK_COMPILER = {"0.10": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"}
+"""Release of JAX -> settings of XLA that compile faster, to programs that may round differently.
+
+XLA aborts the process at a setting that it does not know, so other releases get none.
+"""
+
 
 def pytest_configure(config):
     """Choose how much is tried; where that is everything, import the package with run-time checks of types.
@@ -38,6 +47,9 @@ def pytest_configure(config):
     """
     tries_all = "not slow" not in config.getoption("markexpr")
     os.environ["PERFEDRL_TEST_TIER"] = "all" if tries_all else "fast"
+    if not tries_all:
+        release = importlib.metadata.version("jax").rpartition(".")[0]
+        os.environ.setdefault("XLA_FLAGS", QUICK_COMPILER.get(release, ""))
     # Few and fixed examples: each may compile, and a test must fail for the same reason twice.
     few = {"deadline": None, "max_examples": 20 if tries_all else 5, "derandomize": True}
     hypothesis.settings.register_profile("perfedrl", **few)

@@ -8,8 +8,9 @@ import pytest
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "perfedrl"
 LAYERS = (
-    ("errors", "types"),
-    ("registry", "compilation", "privacy", "key_domains", "contracts"),
+    ("errors", "types", "pace"),
+    ("memory", "own_modules"),
+    ("registry", "compilation", "privacy", "key_domains", "contracts", "saved_policies", "gym_environment"),
     ("envs",),
     ("policies",),
     ("rollout",),
@@ -45,6 +46,15 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("perfedrl.")}
     return found
+
+
+def test_no_two_classes_have_the_same_name():
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "perfedrl"
 FOREIGN = {
     "cli/__init__.py": 1,  # click's exceptions: only those of the parser can format themselves
     "compilation.py": 1,  # the operating system: os.sched_getaffinity is not on macOS
-    "envs/gym/recipe.py": 3,  # Gymnasium's environments and the user's factories
+    "gym_environment/recipe.py": 3,  # Gymnasium's environments and the user's factories
     "federation/agent/local_computation.py": 1,  # a user's evaluation, whose episodes count against an agent's limit
     "federation/engine/workflow.py": 1,  # NVFlare's communicator
 }

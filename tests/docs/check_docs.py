@@ -36,19 +36,23 @@ USERS_OWN = {
     "agent.toml",
     "large.toml",
     "my_plan.toml",
+    "my_module.py",
     "my_package.py",
     "machines.py",
     "boats.py",
     "thermostat.py",
     "halfway.py",
+    "mine.py",
 }
 """Files that a reader makes while following a page."""
 
 TRAINS = "too long: it trains"
 NETWORK = "too long: processes of a fleet; tests/federation/engine runs the same commands on a small fleet"
 COMMANDS = {
+    "check *": "test_short_commands_of_the_pages_run",
     "compare configs/compare/gridworld.toml": TRAINS,
     "compare configs/compare/[*].toml --results results/compare --saved --figures *": "too long: draws every figure",
+    "compare halves.toml": "test_an_algorithm_of_ones_own_runs_from_python_and_from_a_config",
     "estimators*": TRAINS,
     "evaluate runs/*": "too long: the run must be trained first",
     "federation *": NETWORK,

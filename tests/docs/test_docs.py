@@ -11,6 +11,8 @@ from names_of_tests import TESTS
 
 from perfedrl.algorithms.composition import ORDER
 from perfedrl.cli import federation
+from perfedrl.experiments.config import load_config
+from perfedrl.studies.theory import analysis
 
 ROOT = Path(__file__).parents[2]
 MAP = (ROOT / "docs" / "paper_to_code.md").read_text()
@@ -49,8 +51,23 @@ def test_the_example_of_the_theory_page_runs_as_printed():
     (code,) = re.findall(r"```python\n(.*?)```", THEORY_PAGE, re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("7309 0.00724")
-    assert "83 55 165 ['(i) ceiling', '(iv) variance'] 2214627" in done.stdout
+    assert done.stdout.startswith("10887 0.00724")
+    assert "83 55 165 ['(i) ceiling', '(iv) variance'] 3298761" in done.stdout
+
+
+def test_the_planning_example_plans_for_something_that_is_not_already_true():
+    """README's plan asks for less than the start has, and its config has the settings of the plan."""
+    found = re.findall(r"perfedrl theory (\S+) --epsilon (\S+)", (ROOT / "README.md").read_text())
+    assert found
+    for path, epsilon in found:
+        config = load_config(ROOT / path)
+        findings = analysis.of_config(config, float(epsilon))
+        plan, a = findings.plans["cheapest"], config.experiment.algorithm
+        assert findings.first_square > float(epsilon)
+        assert (config.rounds, a.local_steps, a.m_in, a.m_h, a.m_out) == (
+            *(plan.K, plan.tau, plan.m_in, plan.m_h, plan.m_out),
+        )
+        assert a.beta == pytest.approx(plan.beta, rel=1e-4)
 
 
 @pytest.mark.parametrize("line", THEORY_COMMANDS)
@@ -119,6 +136,7 @@ def test_the_federation_page_has_every_command_of_a_fleet():
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
+        (("check", "CartPole-v1", "--set", "length=0.3"), "nothing is wrong"),
         (("inspect", "configs/arc.toml"), "arc-recommended-episode.png"),
         (("list", "envs"), "gridworld"),
         (("list", "estimators"), "causal"),

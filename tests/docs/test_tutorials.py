@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tomli_w
 from contract_members import public_members
+from printed_pages import FILE, pattern
 
 from perfedrl.algorithms import Algorithm
 from perfedrl.envs import BaseTask
@@ -24,7 +25,6 @@ from perfedrl.report.episode_strip import can_draw
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# (\S+\.(?:py|toml))\n")
 
 
 class Page:
@@ -71,11 +71,6 @@ class Page:
         assert re.fullmatch(pattern(content), self.printed), self.printed
 
 
-def pattern(text):
-    """An ellipsis stands for anything in a line."""
-    return ".*".join(re.escape(part) for part in text.split("…"))
-
-
 @pytest.fixture
 def page(request, tmp_path, monkeypatch, run, untyped):
     """A page that was followed in a fresh folder, as by a user: nothing checks types there."""
@@ -105,16 +100,35 @@ def test_a_newcomer_with_arrays_gets_a_personal_policy(page):
     assert before < 0 < 0.9 * optimum < after < optimum
     assert "We saw -1.5 before and 6.2 after" in page.text
     assert (before, after) == (pytest.approx(-1.5, abs=1.0), pytest.approx(6.2, abs=0.3))
-    assert page.names["probability"].argmax(axis=1).tolist() == [0, 0, 1, 1, 2]
+    assert [page.names["policy"].act(state, deterministic=True) for state in range(5)] == [0, 0, 1, 1, 2]
     assert follows(page.folder, "machines.toml")
 
 
 @pytest.mark.parametrize("page", ["../algorithms/own"], indirect=True)
 def test_an_algorithm_of_ones_own_runs_from_python_and_from_a_config(page):
-    """The page's class is complete: it is trained by `simulate` and, inside a wrapper, by `perfedrl train`."""
-    (run,) = (page.folder / "runs").iterdir()
-    assert run.name.startswith("halfway-")
+    """The page's class is complete: `simulate`, `perfedrl train`, inside a wrapper, and `perfedrl compare` take it."""
+    (run,) = (page.folder / "runs").glob("halfway-*")
     assert "halfway:Halfway" in (run / "config.toml").read_text()
+    check_comparison(page)
+
+
+def check_comparison(page):
+    """Check that the page compared a class by its convention, and a `Method` that says all itself, at one budget."""
+    said = page.commands["perfedrl compare halves.toml"]
+    for line in ("halves: 1 of 3 methods, fedavg-pg", "halves: 3 of 3 methods, one_step:ONE_STEP, about"):
+        assert line in said
+    configs = {p.parent.name.rpartition("-")[0]: p.read_text() for p in page.folder.glob("runs/halves-*/config.toml")}
+    tables = {name: tomllib.loads(text)["algorithm"] for name, text in configs.items()}
+    own, one_step = tables["halves-halfway.Halfway"], tables["halves-one_step.ONE_STEP"]
+    assert (own["local_steps"], own["m"]) == (2, 10)
+    assert (one_step["local_steps"], one_step["m"], one_step["alpha"]) == (1, 20, 0.5)
+    (results,) = (page.folder / "comparisons").iterdir()
+    entries = {path.stem: json.loads(path.read_text()) for path in results.iterdir()}
+    assert entries["halfway.Halfway"]["trajectories"] == [0, 40] == entries["one_step.ONE_STEP"]["trajectories"]
+    assert set(entries["one_step.ONE_STEP"]["settings"]) == {"beta"}
+    html = (page.folder / "comparison.html").read_text()
+    assert "halfway, one local step" in html
+    assert "pink: your own" in html
 
 
 def test_the_page_of_ones_own_algorithm_lists_every_member_that_has_a_default():
@@ -132,6 +146,15 @@ def test_a_newcomer_with_jax_gets_a_personal_policy(page):
     assert "58 % of them dock before any step, 90 % after one and 83 % after two" in page.text
     assert (page.folder / "boats-episode.png").exists()
     assert follows(page.folder, "boats.toml")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["acting"], indirect=True)
+def test_a_newcomer_acts_with_softmax_and_gaussian_policies(page):
+    assert page.names["steps"] > 10
+    assert (page.names["inflow"].shape, page.names["inflow"].dtype) == ((1,), np.float32)
+    assert 0 <= page.names["inflow"][0] <= 45
+    assert page.names["further"].spaces.actions.center == (22.5,)
 
 
 @pytest.mark.slow
@@ -156,20 +179,3 @@ def test_paths_are_drawn_of_agents_that_say_how_large_their_world_is():
     path = SimpleNamespace(obs=np.zeros((5, 2)))
     assert can_draw(WithGoalInABox(), path)
     assert not can_draw(WithGoal(), path)
-
-
-def test_the_fleet_of_the_federation_page_can_train_its_config(tmp_path):
-    """As many agents as the config trains, and an agent's file that follows it."""
-    page = (FOLDER.parent / "federation.md").read_text()
-    ((content,), (agents,), (config,)) = (
-        re.findall(pattern, page, re.DOTALL)
-        for pattern in (
-            r"```toml\n# agent.toml\n(.*?)```",
-            r"federation init fleet --agents (\d+)",
-            r"train fleet (\S+)",
-        )
-    )
-    (tmp_path / "agent.toml").write_text(content)
-    (tmp_path / "config.toml").write_text((FOLDER.parents[1] / config).read_text())
-    assert follows(tmp_path, "config.toml")
-    assert tomllib.loads((tmp_path / "config.toml").read_text())["fleet"]["goals"] == int(agents)

@@ -7,14 +7,20 @@ import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tiers import runs_slow_tests
 
 from perfedrl.envs import TabularMDP
 from perfedrl.estimators import PAPER, PolicyObjective, StepKeys, first_order_gradient, forms, meta_gradient
 from perfedrl.policies import LogLinearSoftmax, TableSoftmax
 from perfedrl.types import Trajectory
 
-SHAPES = ((1, 3, 0), (2, 2, 1), (3, 2, 2), (2, 3, 1))
-"""(S, A, H): few, so that compiled programs are shared between examples."""
+SHAPES = ((2, 2, 1), *(((1, 3, 0), (3, 2, 2), (2, 3, 1)) if runs_slow_tests() else ()))
+"""(S, A, H): few, in `make test` one, so that compiled programs are shared between examples."""
+
+FLEETS = (
+    (((1, 3, 0), 0.0, 3), ((2, 2, 1), 0.9, 2), ((3, 2, 2), 0.5, 2)) if runs_slow_tests() else (((2, 2, 1), 0.9, 2),)
+)
+"""((S, A, H), discount, number of agents): few for the same reason."""
 
 
 def random_mdp(rng: np.random.Generator, shape: tuple[int, int, int], discount: float) -> TabularMDP:
@@ -37,8 +43,7 @@ def problems(draw) -> tuple[TabularMDP, np.ndarray, np.random.Generator]:
 def fleets(draw):
     """Two or three small random MDPs, from equal to unrelated; parameters, a policy (either kind), a generator."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    # Shape, discount and number of agents are drawn together, so that few programs are compiled.
-    shape, discount, n = draw(st.sampled_from((((1, 3, 0), 0.0, 3), ((2, 2, 1), 0.9, 2), ((3, 2, 2), 0.5, 2))))
+    shape, discount, n = draw(st.sampled_from(FLEETS))
     heterogeneity = draw(st.sampled_from((0.0, 0.3, 1.0)))
     S, A, H = shape
     own = [random_mdp(rng, shape, discount) for _ in range(n)]

@@ -1,5 +1,7 @@
 """Fixtures of several test files: a command line, and made-up runs of the studies."""
 
+import os
+import shutil
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -259,7 +261,7 @@ def lqr_outcomes():
     )
     gaps = {(m, when): np.full((2, len(at)), x) for m in lqr_study.METHODS for when, x in moments.items()}
     average = {when: np.full(2, x) for when, x in moments.items()}
-    outcome = lqr_study.Outcome(at, gaps, average, np.asarray([[0.9, 1.0]] * 2), np.full(4, 0.8), np.full(4, 0.7))
+    outcome = lqr_study.RelativeCosts(at, gaps, average, np.asarray([[0.9, 1.0]] * 2), np.full(4, 0.8), np.full(4, 0.7))
     same = outcome._replace(gaps={key: 1e-12 * x for key, x in gaps.items()})
     return {0.0: same, 0.1: outcome, 0.5: outcome}
 
@@ -287,3 +289,25 @@ def runs_of(
         "privacy": private_runs,
         "lqr": lqr_outcomes(),
     }
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium without a window, steered by Selenium; tests are skipped where it is not installed."""
+    binary, driver_binary = shutil.which("chromium"), shutil.which("chromedriver")
+    if not (binary and driver_binary):
+        if os.environ.get("CI"):
+            pytest.fail("continuous integration needs chromium and chromium-driver")
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-sync"):
+        options.add_argument(f"--{flag}")
+    for flag in ("disable-background-networking", "disable-component-update", "window-size=1100,1000"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(driver_binary))
+    yield driver
+    driver.quit()
