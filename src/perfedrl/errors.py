@@ -16,6 +16,10 @@ class DivergenceError(UserError):
     """Parameters became infinite or nan in training."""
 
 
+FAILURES = (Exception, SystemExit)
+"""What code of the user's may raise; drivers of robots end with sys.exit."""
+
+
 def in_one_line(error: BaseException) -> str:
     """Return the kind of an exception and the first line of its message."""
     first = str(error).strip().partition("\n")[0].strip()

@@ -11,6 +11,7 @@ rules stand for what the compiler does:
   after the other, in chunks, or in slices of a batch count once; agents and seeds side by side count all.
 - Devices that share one memory, as the cores of a CPU do, add up.
 
+The limit is the memory of the machine or the GPU, or what the environment variable in `LIMIT` says.
 `benchmarks/bench_memory.py` compares the estimate with the compiler's own count: on a CPU it is 0.4 to 1.5 times the
 count for the configs in `configs/`, but for programs of a few KiB.
 """

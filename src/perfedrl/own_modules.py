@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from perfedrl.errors import UserError, in_one_line
+from perfedrl.errors import FAILURES, UserError, in_one_line
 
 
 def imported(reference: str, kind: str) -> Any:
@@ -27,11 +27,12 @@ def imported_module(reference: str, kind: str) -> ModuleType:
             f"the {kind} {reference!r} names a file; expected module:name, such as {named}, with the file in the "
             "folder of the command or of the config"
         )
+    importlib.invalidate_caches()  # a file that is a millisecond old is found too
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(f"the {kind} {reference!r} cannot be imported: {error}{looked_in(module, error)}") from error
-    except Exception as error:  # of the user's module, such as a SyntaxError, which says the file and the line
+    except FAILURES as error:  # of the user's module, such as a SyntaxError, which says the file and the line
         raise UserError(f"the {kind} {reference!r} cannot be imported: {in_one_line(error)}") from error
 
 

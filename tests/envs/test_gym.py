@@ -291,8 +291,13 @@ BAD = {
         "the environment 'FrozenLake-v1' cannot be made: KeyError",
     ),
     "broken module": ({"id": "unfinished_for_test:Room"}, "'unfinished_for_test:Room' cannot be imported: SyntaxError"),
+    "module that exits": ({"id": "exiting_for_test:Room"}, "'exiting_for_test:Room' cannot be imported: SystemExit"),
     "parallel": ({"id": "CartPole-v1", "parallel": 0}, "parallel must be from 1"),
     "outcomes": ({"id": "CartPole-v1", "outcomes": "rooms:SEEN"}, "expected a function of an episode"),
+    "outcomes that are nowhere": (
+        {"id": "CartPole-v1", "outcomes": "nowhere:f"},
+        "the function for outcomes 'nowhere:f'",
+    ),
     "outcomes that fail": (
         {"id": "CartPole-v1", "outcomes": lambda episode: {"late": 1.0 if episode.reward[-1] > 0 else 0.0}},
         "fails: TracerBoolConversionError: .* jax.numpy.where instead of if",
@@ -309,6 +314,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_rejected_in_one_sentence(case, tmp_path, monkeypatch):
     (tmp_path / "unfinished_for_test.py").write_text("class Room(:\n")
+    (tmp_path / "exiting_for_test.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     settings, sentence = BAD[case]
     with pytest.raises(UserError, match=sentence) as error:

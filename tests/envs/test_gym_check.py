@@ -3,6 +3,7 @@
 import json
 import logging
 
+import faulty_envs
 import gymnasium
 import numpy as np
 import pytest
@@ -110,6 +111,28 @@ def config(name):
     evaluation = {"name": "monte-carlo", "trajectories": 2, "episodes": 2}
     parts = {"fleet": fleet, "policy": policy, "algorithm": algorithm, "evaluation": evaluation}
     return make_config({"name": "faulty", "seeds": 1, "rounds": 1, **parts})
+
+
+def test_an_exception_of_the_environment_is_not_taken_for_a_broken_rule():
+    """Unpacking fails in the environment as it does in Gymnasium's wrappers around an old environment."""
+    for words in ("1", "1,2,3,4"):
+        gymnasium.register("Sensor-v0", lambda words=words, **_: faulty_envs.Sensor(words))
+        try:
+            found = pf.check_env("Sensor-v0", episodes=2)
+            fleet = gymnasium_fleet("Sensor-v0", agents=1, horizon=5)
+            fleet.task(0).check()
+        finally:
+            del gymnasium.registry["Sensor-v0"]
+        assert [x.level for x in found.findings] == ["error"]
+        assert "all of 2 episodes failed: the environment raised ValueError:" in found.findings[0].text
+
+
+def test_an_environment_of_which_only_one_can_be_open_is_checked_and_said_so():
+    found = pf.check_env("faulty_envs:Single", episodes=2)
+    assert [x.level for x in found.findings] == ["warning"]
+    assert found.findings[0].text.startswith("only one can be open at a time: set parallel = 1 (")
+    assert "the port is taken" in found.findings[0].text
+    assert "2 random episodes" in found.summary
 
 
 @pytest.mark.parametrize("name", ERRORS)

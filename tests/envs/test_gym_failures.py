@@ -1,6 +1,8 @@
 """Episodes that fail are drawn again, without a change of the others; dead and hanging processes are restarted."""
 
 import logging
+import multiprocessing
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,12 +11,20 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import rooms
+from rooms import Room
 
-from perfedrl.envs import gymnasium_fleet
+from perfedrl.envs import gymnasium_fleet, hopper_mass
 from perfedrl.envs.base import EpisodeFailures
 from perfedrl.envs.gym import episodes
 from perfedrl.errors import EnvironmentFailureError, UserError
-from perfedrl.gym_environment.open_environment import LocalEnvironment, RemoteEnvironment, Reply, failed
+from perfedrl.gym_environment.open_environment import (
+    OPENING_SECONDS,
+    LocalEnvironment,
+    RemoteEnvironment,
+    Reply,
+    failed,
+)
 from perfedrl.policies import mlp
 
 KEY, BELOW, M = jax.random.key(3), 0.4, 12
@@ -144,10 +154,61 @@ def test_an_environment_that_cannot_be_closed_is_reported_and_spoils_nothing(who
 
 def test_a_machine_without_room_for_another_process_fails_the_episode(monkeypatch):
     fleet = room(1, parallel=1, how="exit", below=1.0, processes=True, retries=1)
-    slots = fleet.task(0)._slots.open()
-    monkeypatch.setattr(slots[0], "_start", lambda: (_ for _ in ()).throw(BlockingIOError("no more processes")))
+    fleet.task(0)._slots.open()
+
+    def refuse(self):
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", refuse)
     with pytest.raises(EnvironmentFailureError, match="could not be made again: got no process: no more processes"):
         play(fleet, 1)
+
+
+def test_processes_close_their_environments_after_an_error(tmp_path):
+    """One agent's episode failed for good; the other process of the agent has nothing to do with it."""
+    options = {"file": str(tmp_path / "closed"), "trouble": 1, "how": "raise", "below": BELOW}
+    made = gymnasium_fleet("rooms:Logged", agents=1, horizon=5, parallel=3, processes=True, retries=0, options=options)
+    with pytest.raises(EnvironmentFailureError, match="the floor gave way"):
+        play(made)
+    assert (tmp_path / "closed").read_text() == "closed\n" * 4, "one that showed its spaces, and three processes"
+
+
+def test_environments_are_closed_if_a_later_one_cannot_be_made():
+    Room.made.clear(), Room.closed.clear()
+    fleet = gymnasium_fleet([only_two_more(1)], horizon=5, parallel=3)  # the fleet itself opens one to see its spaces
+    with pytest.raises(UserError, match="only two can be open"):
+        play(fleet, 1)
+    assert len(Room.closed) == len(Room.made) == 3
+
+
+def only_two_more(already):
+    """A factory of rooms of which two can be open, after `already` others."""
+
+    def make():
+        if len(Room.made) == already + 2:
+            raise OSError("only two can be open")
+        return Room()
+
+    return make
+
+
+def test_making_an_environment_again_does_not_count_as_a_step():
+    """After a failure the answer may take as long as the opening of an environment, and then as a step again."""
+    env = RemoteEnvironment(room(1, how="raise", below=1.0).task(0).recipe, 60.0)
+    try:
+        limits = [env._limit]
+        assert env.opened().failure is None
+        for action, seed in ((None, 0), (1, None), (None, 1)):
+            env.ask(action, seed)
+            limits.append(env._limit)
+            assert (env.answer().failure is None) == (seed is not None)
+        env.discard()
+        env.ask(None, 2)
+        limits.append(env._limit)
+        assert env.answer().failure is None
+        assert limits == [OPENING_SECONDS, 60.0, 60.0, OPENING_SECONDS + 60.0, OPENING_SECONDS + 60.0]
+    finally:
+        env.close()
 
 
 def test_a_process_that_dies_fails_its_episode_with_a_sentence():
@@ -159,9 +220,15 @@ def test_a_process_that_dies_fails_its_episode_with_a_sentence():
 
 
 def test_processes_of_environments_do_not_load_jax():
-    modules = "perfedrl.gym_environment.open_environment, perfedrl.gym_environment.mujoco_worlds"
-    code = f"import sys, {modules}; sys.exit('jax' in sys.modules or 'pydantic' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    """Neither the module nor a recipe, which is pickled to send it there, imports more than it needs."""
+    recipes = [room(1).task(0).recipe, hopper_mass(agents=1, held_out=0).task(0).recipe]
+    code = (
+        "import pickle, sys, perfedrl.gym_environment.open_environment; pickle.load(sys.stdin.buffer);"
+        "sys.exit('jax' in sys.modules or 'pydantic' in sys.modules)"
+    )
+    for recipe in recipes:
+        done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(recipe), check=False)
+        assert done.returncode == 0, recipe
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not show blocked signals")
@@ -179,8 +246,7 @@ def test_processes_of_environments_are_born_without_ctrl_c():
 
 
 def test_factories_that_cannot_be_sent_to_a_process_are_a_mistake_of_one_sentence():
-    from rooms import Room
-
-    fleet = gymnasium_fleet([lambda: Room()], horizon=5, parallel=1, processes=True)
-    with pytest.raises(UserError, match=r"agent 0 .*: its environments cannot be opened: "):
-        play(fleet, 1)
+    for factory in (lambda: Room(), rooms.UNNAMED):
+        fleet = gymnasium_fleet([factory], horizon=5, parallel=1, processes=True)
+        with pytest.raises(UserError, match=r"agent 0 .* cannot be opened: .*; name a factory that stands at the top"):
+            play(fleet, 1)

@@ -132,6 +132,14 @@ def test_settings_that_are_not_given_are_another_agents():
     assert heavy == dataclasses.replace(fleet.task(0, held_out=True), masscart=np.asarray(2.0))
 
 
+def test_in_a_fleet_of_several_kinds_a_new_agent_is_like_a_certain_one():
+    fleet = pf.gymnasium_fleet(["rooms:Room", "rooms:drawn"], horizon=5)
+    assert fleet.new_agents.describe() == "any other parameter of the environment"
+    with pytest.raises(pf.UserError, match="of several kinds: say which agent the new one is like, by its number"):
+        fleet.new_agents.task(fleet, {"weight": 2.0}, None)
+    assert fleet.new_agents.task(fleet, {"weight": 2.0}, 0).recipe.name == "rooms:Room"
+
+
 def test_a_setting_far_from_training_is_said_in_numbers():
     """On the arc of the paper: training goals are from (0.702, -0.384) to (0.8, 0.384)."""
     fleet = pf.arc()

@@ -37,9 +37,20 @@ def history(after, held_out=None):
 
 def test_the_score_is_the_return_of_held_out_agents_where_there_are_any():
     after = [[[1.0, 3.0], [5.0, np.nan]], [[np.nan, np.nan], [0.0, 0.0]]]
-    np.testing.assert_array_equal(score(history(after)), [[2.0, 5.0], [-np.inf, 0.0]])
+    np.testing.assert_array_equal(score(history(after)), [[2.0, -np.inf], [-np.inf, 0.0]])
     np.testing.assert_array_equal(score(history(after, [[[4.0], [3.0]], [[1.0], [1.0]]])), [[4.0, 3.0], [1.0, 1.0]])
     np.testing.assert_array_equal(best_evaluation(history(after, [[[4.0], [3.0]], [[1.0], [1.0]]])), [0, 0])
+
+
+def test_an_evaluation_without_all_agents_is_not_the_best():
+    """A mean over other agents cannot be compared: without agent 0 the return is larger for that reason alone."""
+    after = [[[10.0, 100.0], [np.nan, 100.0], [9.0, 100.0]]]
+    assert best_evaluation(history(after)).tolist() == [0]
+    never = np.full((1, 3, 1), np.nan)
+    assert best_evaluation(history(after, never)).tolist() == [0], "held-out agents that never work do not count"
+    assert best_evaluation(history(np.full((1, 3, 2), np.nan))).tolist() == [2], "nothing was measured: the last"
+    changing = [[[10.0, np.nan], [np.nan, 100.0]]]
+    assert best_evaluation(history(changing)).tolist() == [1], "no evaluation has both agents"
 
 
 def test_each_seed_keeps_its_own_best_state():

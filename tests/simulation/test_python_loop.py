@@ -14,7 +14,6 @@ from untraced import AGENTS, ARC, Played
 import perfedrl as pf
 from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
 from perfedrl.envs.fleet import Roster, fleet
-from perfedrl.envs.gym.episodes import Slots
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.experiments.config import make_config
@@ -22,6 +21,7 @@ from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import Interrupted, train
 from perfedrl.federation.agent.config import make_agent_config
 from perfedrl.federation.agent.worker import Worker
+from perfedrl.gym_environment.open_environment import LocalEnvironment
 from perfedrl.policies import mlp
 from perfedrl.report import tables
 from perfedrl.simulation import python_loop
@@ -255,14 +255,15 @@ def test_failures_of_a_round_that_is_interrupted_and_played_again_count_once(tmp
 
 def test_environments_are_closed_if_those_of_a_later_agent_cannot_be_opened(tmp_path, monkeypatch):
     config = make_config({**ROOMS, "fleet": {**ROOMS["fleet"], "options": {}}})
-    open_slots = Slots._in_this_process
+    open_environment, opened = LocalEnvironment.__init__, []
 
-    def refuse_agent_1(self):
-        if self.name.startswith("agent 1"):
+    def refuse_the_second_of_agent_1(self, recipe):
+        opened.append(recipe.values["trouble"])
+        if opened.count(2) == 2:  # of agent 1
             raise OSError("no more files")
-        return open_slots(self)
+        open_environment(self, recipe)
 
-    monkeypatch.setattr(Slots, "_in_this_process", refuse_agent_1)
+    monkeypatch.setattr(LocalEnvironment, "__init__", refuse_the_second_of_agent_1)
     Room.made.clear(), Room.closed.clear()
     with pytest.raises(UserError, match=r"agent 1 .*: its environments cannot be opened: no more files"):
         train(config, tmp_path)

@@ -122,6 +122,33 @@ class Exits(Sound):
         raise SystemExit(3)
 
 
+class Sensor(Sound):
+    """Reads two numbers from a line, which has another number of them."""
+
+    def __init__(self, line, render_mode=None):
+        super().__init__()
+        self.line = line
+
+    def step(self, action):
+        x, y = self.line.split(",")
+        raise AssertionError((x, y))
+
+
+class Single(Sound):
+    """Owns a port that only one can open at a time."""
+
+    owner = None
+
+    def __init__(self, size=1.0, render_mode=None):
+        super().__init__(size)
+        if Single.owner is not None:
+            raise OSError("the port is taken")
+        Single.owner = self
+
+    def close(self):
+        Single.owner = None
+
+
 class SeveralLines(Sound):
     def step(self, action):
         raise OSError("no answer\nfrom the robot")

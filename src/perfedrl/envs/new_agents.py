@@ -40,6 +40,8 @@ class NewAgents:
     extra: Settings = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     open: bool = False
+    several_kinds: bool = False
+    """Whether agents differ in more than their settings, so that a new agent must be like a certain one."""
 
     # All compare equal, so that fleets of equal tasks have equal structures in JAX.
     def __eq__(self, other: object) -> bool:
@@ -55,6 +57,10 @@ class NewAgents:
             if name not in known and not self.open:
                 raise UserError(f"agents of this fleet have no setting {name!r}{nearest(name, known)}")
             check_value(name, value, known.get(name))
+        if self.several_kinds and like is None:
+            raise UserError(
+                "the fleet's agents are of several kinds: say which agent the new one is like, by its number"
+            )
         missing = [name for name in self.varying if name not in given]
         if missing and like is None:
             other = [name for name in given if name not in known]
@@ -76,7 +82,7 @@ class NewAgents:
     def describe(self) -> str:
         """The settings of a new agent and the values of the fleet's agents, those that differ first."""
         names = sorted([*self.agents[0], *self.extra], key=lambda name: name not in self.varying)
-        return "; ".join(map(self.about, names)) + ("; any other parameter of the environment" if self.open else "")
+        return "; ".join([*map(self.about, names), *(["any other parameter of the environment"] if self.open else [])])
 
     def about(self, name: str) -> str:
         """One setting: what it is, and the values of the fleet's agents."""

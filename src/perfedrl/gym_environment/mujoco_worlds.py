@@ -28,6 +28,13 @@ Reward = Callable[[Mapping[str, Any]], float]
 """The reward of a step as a function of Gymnasium's info."""
 
 
+class Factors(tuple[float, ...]):
+    """Factors for the numbers of a model, one each; as a string only their range."""
+
+    def __str__(self) -> str:
+        return f"x {min(self):.2g} to {max(self):.2g}"
+
+
 def mujoco() -> Any:
     """Import the simulator, an optional dependency."""
     try:

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from perfedrl.errors import UserError, in_one_line
-from perfedrl.gym_environment.recipe import FAILURES, Recipe, gymnasium
+from perfedrl.errors import FAILURES, UserError, in_one_line
+from perfedrl.gym_environment.recipe import Recipe, gymnasium
 from perfedrl.gym_environment.returns import ReturnError, parse_reset, parse_reward, parse_step
 
 OPENING_SECONDS = 300.0
 """The time in which a process must have made its environment; many processes that start at once share the cores."""
 
 CLOSING_SECONDS = 5.0
+"""The time in which a process that is asked to end must have closed its environment."""
 
 DISCARD = "discard"
 """The message that an environment's answer could not be used."""
@@ -71,8 +72,15 @@ class OpenEnvironment(ABC):
         """Make the environment again before its next episode, since its answer could not be used."""
 
     @abstractmethod
-    def close(self, broken: bool = False) -> None:
-        """Close the environment; if `broken`, do not wait for it."""
+    def close(self, broken: bool = False, limit: float | None = None) -> None:
+        """Close the environment; if `broken`, errors while it closes do not count.
+
+        `limit` is the time of the monotonic clock until which its process may go on.
+        """
+
+    def begin_closing(self) -> None:
+        """Begin to close the environment where that happens elsewhere, so that several close at the same time."""
+        return
 
 
 class LocalEnvironment(OpenEnvironment):
@@ -122,7 +130,7 @@ class LocalEnvironment(OpenEnvironment):
             if env is not None:
                 env.close()
 
-    def close(self, broken: bool = False) -> None:
+    def close(self, broken: bool = False, limit: float | None = None) -> None:
         if broken:
             self.discard()
         elif self._env is not None:
@@ -178,20 +186,31 @@ class RemoteEnvironment(OpenEnvironment):
         self._recipe, self._timeout = recipe, timeout
         self._process: Any = None
         self._where, self._answer = "", Reply()
+        self._remade = False
+        """Whether the process makes its environment again at the next question."""
         self._start()
 
     def _start(self) -> None:
         # Spawned, since a forked process may hang where JAX runs threads.
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self._recipe), daemon=True)
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs, self._recipe), daemon=True)
         try:
             with interrupts_held_back():
-                self._process.start()
-        except (AttributeError, TypeError, ValueError) as error:  # the recipe could not be sent to the process
+                process.start()
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, OSError | RuntimeError) or not isinstance(error, Exception):
+                raise
+            # The recipe could not be sent to the process.
             raise RuntimeError(f"{error}; name a factory that stands at the top of a module") from error
-        theirs.close()
-        self._deadline, self._limit = time.monotonic() + OPENING_SECONDS, OPENING_SECONDS
+        finally:
+            theirs.close()
+        self._pipe, self._process, self._remade = ours, process, False
+        self._set_deadline(OPENING_SECONDS)
+
+    def _set_deadline(self, seconds: float) -> None:
+        self._deadline, self._limit = time.monotonic() + seconds, seconds
 
     def opened(self) -> Reply:
         """Wait until the process has made its environment."""
@@ -210,6 +229,7 @@ class RemoteEnvironment(OpenEnvironment):
 
     def discard(self) -> None:
         if self._process is not None:
+            self._remade = True
             with contextlib.suppress(OSError):  # the next question notices that the process is gone
                 self._pipe.send(DISCARD)
 
@@ -221,7 +241,8 @@ class RemoteEnvironment(OpenEnvironment):
             if said.failure is not None:
                 self._answer = said._replace(failure=f"could not be made again: {said.failure}")
                 return
-        self._deadline, self._limit = time.monotonic() + self._timeout, self._timeout
+        self._set_deadline(self._timeout + (OPENING_SECONDS if self._remade else 0.0))
+        self._remade = False
         try:
             self._pipe.send((action, seed))
         except OSError:
@@ -235,7 +256,9 @@ class RemoteEnvironment(OpenEnvironment):
         try:
             # The longest wait of the operating system is shorter than an unlimited timeout.
             if self._pipe.poll(min(max(0.0, self._deadline - time.monotonic()), 1e6)):
-                return self._pipe.recv()
+                said = self._pipe.recv()
+                self._remade = said.failure is not None
+                return said
         except (EOFError, OSError):
             return self._lost(self._end())
         return self._lost(f"did not answer within {self._limit:g} s")
@@ -260,9 +283,14 @@ class RemoteEnvironment(OpenEnvironment):
             process.join()
             self._pipe.close()
 
-    def close(self, broken: bool = False) -> None:
-        if self._process is not None and not broken:
+    def begin_closing(self) -> None:
+        if self._process is not None:
             with contextlib.suppress(OSError):
                 self._pipe.send(None)
-            self._process.join(CLOSING_SECONDS)
+
+    def close(self, broken: bool = False, limit: float | None = None) -> None:
+        if self._process is not None:
+            if limit is None:
+                self.begin_closing()
+            self._process.join(CLOSING_SECONDS if limit is None else max(0.0, limit - time.monotonic()))
         self._stop()

@@ -13,13 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from perfedrl.errors import UserError, in_one_line, nearest
+from perfedrl.errors import FAILURES, UserError, in_one_line, nearest
 from perfedrl.own_modules import imported_module
 
 Factory = Callable[..., Any]
-
-FAILURES = (Exception, SystemExit)
-"""What code of the user's may raise; drivers of robots end with sys.exit."""
 
 log = logging.getLogger("perfedrl")
 

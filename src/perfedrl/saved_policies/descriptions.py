@@ -204,7 +204,7 @@ class NormalizedDescription(FileTable):
     @model_validator(mode="after")
     def _check_size(self) -> "NormalizedDescription":
         if self.observations not in (None, self.policy.observation_size):
-            raise ValueError(f"observations of length {self.policy.observation_size} are normalized as others")
+            raise ValueError(f"expected normalized observations of length {self.policy.observation_size}, got {self.observations}")
         return self
 
     @property

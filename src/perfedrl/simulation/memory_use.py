@@ -10,7 +10,7 @@ import jax
 
 from perfedrl.algorithms import unwrapped
 from perfedrl.errors import UserError
-from perfedrl.memory import Need, TooLargeError, estimate, size
+from perfedrl.memory import LIMIT, Need, TooLargeError, estimate, size
 from perfedrl.rollout import outline
 from perfedrl.simulation.experiment import Experiment
 
@@ -18,7 +18,7 @@ COPIES = 3
 """Copies of a fleet's state that exist at a time: as it was drawn, stacked, and on the device."""
 
 SMALLEST = 16
-"""Lengths of arrays from which on they identify a setting; shorter ones are those of many."""
+"""Axes shorter than this name no setting, since many settings have such small values."""
 
 
 def need_of_states(experiment: Experiment, seeds: int) -> Need:
@@ -51,7 +51,7 @@ def name_settings(experiment: Experiment, seeds: int) -> Iterator[None]:
         counted = {way: count for way, count in beside.items() if count > 1 and count in error.need.shape}
         enough = error.need.bytes <= error.available * math.prod(counted.values())
         also = f", or run {' or '.join(counted)}" if enough else ""
-        raise UserError(f"{error}; lower {lower}{also}") from error
+        raise UserError(f"{error}; lower {lower}{also}; if you know that it fits, set {LIMIT} to more GiB") from error
 
 
 def settings_to_lower(experiment: Experiment, shape: Sequence[int]) -> list[str]:

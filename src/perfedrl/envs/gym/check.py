@@ -4,6 +4,7 @@ Before training, `contract_mistake` plays a few steps of every agent's environme
 also judges scales, lengths and repeatability.
 """
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -11,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfedrl.envs.gym.spaces import bounded, sizes
-from perfedrl.errors import UserError, in_one_line
-from perfedrl.gym_environment.recipe import FAILURES, Recipe, gymnasium
+from perfedrl.errors import FAILURES, UserError, in_one_line
+from perfedrl.gym_environment.recipe import Recipe, gymnasium
 from perfedrl.gym_environment.returns import ReturnError, parse_reset, parse_reward, parse_step
 
 FEW_STEPS = 3
@@ -94,9 +95,13 @@ def check_env(
             limit = recipe.longest if horizon is None else horizon + 1
             played = play_some(env, episodes, limit or LONG)
             findings = [*judge_actions(env.action_space, scale_actions), *judge_episodes(played)]
-            if not any(found.level == "error" for found in findings):
-                findings += [*judge_scales(played), *judge_length(played, limit)]
-                findings += judge_repeats(recipe, env, played[0])
+            sound = not any(found.level == "error" for found in findings)
+            if sound:
+                findings += [*judge_scales(played), *judge_length(played, limit), *judge_second(recipe)]
+                findings += (repeats := judge_repeat(env, played[0], "the second time"))
+        if sound and not repeats:
+            with recipe.opened() as new:
+                findings += judge_repeat(new, played[0], "in a new environment")
     except UserError as error:
         return EnvironmentCheck(recipe.name, "", (Finding("error", str(error)),))
     order = ("error", "warning", "note")
@@ -175,11 +180,17 @@ def as_mistake(error: BaseException) -> str | None:
         return text
     if isinstance(error, TypeError) and "unexpected keyword argument" in text and "reset" in text:
         return f"reset must take the arguments seed and options: {text}"
-    if isinstance(error, ValueError) and "values to unpack (expected 5, got 4)" in text:
+    if "values to unpack (expected 5, got 4)" in text and raised_by_gymnasium(error, "step"):
         return "step must return five values, got a tuple of 4, as in old versions of Gym"
-    if isinstance(error, ValueError) and "values to unpack (expected 2" in text:
+    if "values to unpack (expected 2" in text and raised_by_gymnasium(error, "reset"):
         return "reset must return (observation, info), got an observation alone, as in old versions of Gym"
     return None
+
+
+def raised_by_gymnasium(error: BaseException, method: str) -> bool:
+    """Whether a method of one of Gymnasium's own wrappers raised an exception, and not the environment in it."""
+    frame, _ = list(traceback.walk_tb(error.__traceback__))[-1]
+    return frame.f_globals.get("__name__", "").startswith("gymnasium.") and frame.f_code.co_name == method
 
 
 def check_flags(terminated: Any, truncated: Any) -> None:
@@ -288,18 +299,24 @@ def judge_length(played: Sequence[Played], limit: int | None) -> list[Finding]:
     return [Finding("warning", text)]
 
 
-def judge_repeats(recipe: Recipe, env: Any, first: Played) -> list[Finding]:
-    """Findings about episodes with the same seed and the same actions that differ, here and in a new environment."""
-    with recipe.opened() as new:
-        for which, how in ((env, "the second time"), (new, "in a new environment")):
-            again = play(which, first.seed, len(first.actions), first.actions)
-            pairs = zip([*first.obs, *first.rewards], [*again.obs, *again.rewards], strict=False)
-            same = len(again.obs) == len(first.obs) and all(np.array_equal(a, b) for a, b in pairs)
-            if not same:
-                text = f"with seed {first.seed} and the same actions an episode went otherwise {how}, so that no run"
-                advice = "draw all randomness from self.np_random, after super().reset(seed=seed)"
-                return [Finding("warning", f"{text} can be repeated: {advice}")]
-    return []
+def judge_second(recipe: Recipe) -> list[Finding]:
+    """Findings about a second environment beside an open one."""
+    try:
+        with recipe.opened():
+            return []
+    except UserError as error:
+        return [Finding("warning", f"only one can be open at a time: set parallel = 1 ({error})")]
+
+
+def judge_repeat(env: Any, first: Played, how: str) -> list[Finding]:
+    """Findings about an episode that differs from another one with the same seed and the same actions."""
+    again = play(env, first.seed, len(first.actions), first.actions)
+    pairs = zip([*first.obs, *first.rewards], [*again.obs, *again.rewards], strict=False)
+    if len(again.obs) == len(first.obs) and all(np.array_equal(a, b) for a, b in pairs):
+        return []
+    text = f"with seed {first.seed} and the same actions an episode went otherwise {how}, so that no run can be"
+    advice = "draw all randomness from self.np_random, after super().reset(seed=seed)"
+    return [Finding("warning", f"{text} repeated: {advice}")]
 
 
 def describe(played: Sequence[Played]) -> str:

@@ -5,6 +5,7 @@ dropped and drawn again, with a seed and uniforms that change no other episode's
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,13 @@ from jaxtyping import PRNGKeyArray
 
 from perfedrl.envs.base import EpisodeFailures
 from perfedrl.errors import DivergenceError, EnvironmentFailureError, UserError
-from perfedrl.gym_environment.open_environment import LocalEnvironment, OpenEnvironment, RemoteEnvironment, Reply
+from perfedrl.gym_environment.open_environment import (
+    CLOSING_SECONDS,
+    LocalEnvironment,
+    OpenEnvironment,
+    RemoteEnvironment,
+    Reply,
+)
 from perfedrl.gym_environment.recipe import Recipe
 from perfedrl.types import Trajectory
 
@@ -82,28 +89,30 @@ class Slots:
         """Return the open environments; make them first where they are closed."""
         if not self._environments:
             try:
-                self._environments = self._in_processes() if self.in_processes else self._in_this_process()
-            except (RuntimeError, OSError, EOFError) as error:
-                reason = str(error).strip().partition("\n")[0] + (SCRIPT if self.in_processes else "")
-                raise UserError(f"{self.name}: its environments cannot be opened: {reason}") from error
+                if self._timeout is None:
+                    self._open_in_this_process()
+                else:
+                    self._open_in_processes(self._timeout)
+            except BaseException as error:
+                self.close(broken=True)
+                if isinstance(error, RuntimeError | OSError | EOFError):
+                    reason = str(error).strip().partition("\n")[0]
+                    raise UserError(f"{self.name}: its environments cannot be opened: {reason}") from error
+                raise
         return self._environments
 
-    @property
-    def in_processes(self) -> bool:
-        """Whether every environment has a process of its own; then it also has a time limit."""
-        return self._timeout is not None
+    def _open_in_this_process(self) -> None:
+        for _ in range(self._count):
+            self._environments.append(LocalEnvironment(self._recipe))
 
-    def _in_this_process(self) -> list[OpenEnvironment]:
-        return [LocalEnvironment(self._recipe) for _ in range(self._count)]
-
-    def _in_processes(self) -> list[OpenEnvironment]:
-        assert self._timeout is not None
-        started = [RemoteEnvironment(self._recipe, self._timeout) for _ in range(self._count)]
-        for failed in [said for said in [env.opened() for env in started] if said.failure is not None]:
-            for env in started:
-                env.close(broken=True)
-            raise RuntimeError(f"the environment {failed.failure}" if failed.lost else failed.failure)
-        return list(started)
+    def _open_in_processes(self, timeout: float) -> None:
+        started = []
+        for _ in range(self._count):
+            started.append(RemoteEnvironment(self._recipe, timeout))
+            self._environments.append(started[-1])
+        for said in [env.opened() for env in started]:
+            if said.failure is not None:
+                raise RuntimeError(f"the environment {said.failure}{SCRIPT}" if said.lost else said.failure)
 
     def count_failure(self, failure: str, lost: bool, times: int) -> None:
         """Count a failed episode; raise if it failed more often than it may be drawn again."""
@@ -117,10 +126,13 @@ class Slots:
             raise EnvironmentFailureError(f"{self.name}: an episode failed{often} the environment {failure}")
 
     def close(self, broken: bool = False) -> None:
-        """Close the environments; the next batch opens them again. Broken processes are killed."""
+        """Close the environments; the next batch opens them again. Processes that do not end in time are killed."""
         open_, self._environments = self._environments, []
         for env in open_:
-            env.close(broken)
+            env.begin_closing()
+        limit = time.monotonic() + CLOSING_SECONDS
+        for env in open_:
+            env.close(broken, limit)
 
 
 class Batch:

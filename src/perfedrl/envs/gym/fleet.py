@@ -21,7 +21,8 @@ from perfedrl.envs.gym.spaces import SpaceSizes, bounded, sizes
 from perfedrl.envs.new_agents import NewAgents, Settings
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError, in_one_line
-from perfedrl.gym_environment.recipe import Recipe, own_factory
+from perfedrl.gym_environment.recipe import Recipe
+from perfedrl.own_modules import imported
 from perfedrl.saved_policies import spaces as tables
 from perfedrl.types import Array, Params, Trajectory
 
@@ -204,13 +205,14 @@ def gymnasium_fleet(
         for i, (recipe, spaces) in enumerate(zip(recipes, spaces_of(recipes), strict=True))
     ]
     check_outcomes(tasks[0], outcomes)
-    family = NewAgents(with_settings, [{**x.recipe.options, **x.recipe.values} for x in tasks], open=True)
+    settings, kinds = [{**x.recipe.options, **x.recipe.values} for x in tasks], {x.recipe.name for x in tasks}
+    family = NewAgents(with_settings, settings, open=True, several_kinds=len(kinds) > 1)
     return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :], family)
 
 
 def outcomes_of(given: Any) -> Callable[[Trajectory], Any] | None:
     """Return the function of an episode that a user gives, or names by `module:function`."""
-    function = own_factory(given) if isinstance(given, str) else given
+    function = imported(given, "function for outcomes") if isinstance(given, str) else given
     if given is not None and not callable(function):
         raise UserError(f"outcomes = {given!r}: expected a function of an episode, as module:function in a config")
     return function

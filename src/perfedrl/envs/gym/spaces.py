@@ -10,7 +10,7 @@ from perfedrl.errors import UserError
 from perfedrl.gym_environment.recipe import gymnasium
 
 UNBOUNDED = 1e30
-"""Bounds from here on are none: some environments state the largest number of a type."""
+"""Bounds of at least this size count as none: some environments state the largest number of a type."""
 
 
 @dataclass(frozen=True)

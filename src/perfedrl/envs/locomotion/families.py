@@ -30,13 +30,6 @@ ANT_SPEED = 13
 """Index of the first velocity in an ant's observation, after the positions."""
 
 
-class Factors(tuple[float, ...]):
-    """Factors for the numbers of a model, one each; as a string only their range."""
-
-    def __str__(self) -> str:
-        return f"x {min(self):.2g} to {max(self):.2g}"
-
-
 def half_cheetah_dir(
     agents: int = 2,
     held_out: int = 0,
@@ -183,7 +176,7 @@ def bodies(
         rng = np.random.default_rng([seed, worlds.BODY.index(name)])
         size = getattr(env.model, name).size
         powers = rng.uniform(-limit, limit, (max(agents, 0) + max(held_out, 0), size))
-        drawn[name] = one_by_one([Factors((BASES[name] ** u).tolist()) for u in powers], agents)
+        drawn[name] = one_by_one([worlds.Factors((BASES[name] ** u).tolist()) for u in powers], agents)
     env.close()
     return with_outcomes(make_fleet(world, drawn, agents, held_out, seed, **more), lambda _: upright)
 
@@ -215,12 +208,12 @@ def with_outcomes(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Traje
 
 def like(old: Any, name: str, value: Any) -> Any:
     """Check that a value has as many numbers as another; for factors of a body, one number stands for all."""
-    if isinstance(old, Factors) and np.ndim(value) == 0:
+    if isinstance(old, worlds.Factors) and np.ndim(value) == 0:
         value = [value] * len(old)
     found = as_numbers([old, value])
     if found is None:
         raise UserError(f"{name} must be {count_of(np.size(old))}, got {value!r}")
-    return Factors(found[1].tolist()) if isinstance(old, Factors) else value
+    return worlds.Factors(found[1].tolist()) if isinstance(old, worlds.Factors) else value
 
 
 def running(velocity_scale: float, episode: Trajectory) -> dict[str, Array]:
