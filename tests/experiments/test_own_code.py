@@ -5,6 +5,7 @@ import importlib
 import logging
 import sys
 import types
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -13,6 +14,7 @@ from interruption import StopAt
 from tiny_config import FEDAVG, changed
 
 import perfedrl as pf
+from perfedrl.experiments import store
 from perfedrl.experiments.config import make_config, parse_config
 from perfedrl.experiments.own_code import code_digests, source_digest
 from perfedrl.experiments.training import Interrupted, train
@@ -24,13 +26,23 @@ TABLE = {**SMALL, "algorithm": {"name": "mine_for_test:Mine", "alpha": 1.0, "bet
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder for modules; they are forgotten after the test."""
+    """A folder for modules; they are forgotten after the test, and others that it imports are not."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - before:
+    for name in modules_in(tmp_path):
         del sys.modules[name]
+
+
+def modules_in(folder):
+    """The names of imported modules whose files lie below a folder."""
+    files = {name: vars(module).get("__file__") for name, module in sys.modules.items()}
+    return [name for name, file in files.items() if file and Path(file).is_relative_to(folder)]
+
+
+def test_only_modules_of_the_test_are_forgotten(mine):
+    make_config(TABLE)
+    assert modules_in(mine.parent) == ["mine_for_test"]
 
 
 @pytest.fixture
@@ -84,6 +96,62 @@ def test_code_that_changed_since_an_interrupted_run_is_said(mine, tmp_path, capl
     with caplog.at_level(logging.WARNING, "perfedrl"):
         train(make_config({**TABLE, "rounds": 2}), tmp_path / "runs")
     assert f"is trained from the first round: its own code has changed since {config.folder}.partial" in caplog.text
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_run_that_resumes_or_restarts_is_not_said_to_have_changed_code(mine, tmp_path, caplog, restart):
+    train(make_config({**TABLE, "rounds": 3}), tmp_path / "runs")
+    edit(mine)
+    reload()
+    config = make_config({**TABLE, "rounds": 3})
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "runs", observers=[StopAt(1)])
+    with caplog.at_level(logging.WARNING, "perfedrl"):
+        caplog.clear()
+        assert not train(config, tmp_path / "runs", restart=restart).from_disk
+        train(make_config({**TABLE, "rounds": 4}), tmp_path / "runs", restart=restart)
+    assert "first round" not in caplog.text
+
+
+def test_other_configs_are_not_read_to_find_earlier_code(mine, tmp_path, monkeypatch):
+    """Neither all folders of a config without own code, nor those of other configs, whose modules may do anything."""
+    plain, config = make_config(SMALL), make_config(TABLE)
+    for folder, name in (("tiny-0123456789", "tiny"), ("tiny-other-0123456789", "tiny-other"), ("x-0123456789", "x")):
+        table = {**TABLE, "name": name, "algorithm": {**TABLE["algorithm"], "name": f"gone_for_{name}:Mine"}}
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "config.toml", table)
+        (tmp_path / folder / "provenance.json").write_text("{}")
+    read = []
+
+    def record(path):
+        read.append(path.parent.name)
+        raise pf.UserError("it cannot be read")
+
+    monkeypatch.setattr(store, "read_config", record)
+    assert store.with_earlier_code(tmp_path, plain) is store.with_earlier_code(tmp_path, config) is None
+    assert read == ["tiny-0123456789"]
+
+
+def test_an_unfinished_folder_that_another_process_renames_is_passed_over(mine, tmp_path, monkeypatch):
+    config = make_config({**TABLE, "rounds": 2})
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, observers=[StopAt(1)])
+    edit(mine)
+    reload()
+    later, stat = make_config({**TABLE, "rounds": 2}), Path.stat
+    assert store.with_earlier_code(tmp_path, later).name == f"{config.folder}.partial"
+
+    def renamed(path, **options):
+        if path.name == store.CHECKPOINT or path.suffix == store.PARTIAL:
+            raise FileNotFoundError(path)
+        return stat(path, **options)
+
+    found = list(tmp_path.glob(f"*{store.PARTIAL}/{store.CHECKPOINT}"))
+    monkeypatch.setattr(store.Path, "glob", lambda *_: [path.parent for path in found])
+    monkeypatch.setattr(store.Path, "stat", renamed)
+    assert store.with_earlier_code(tmp_path, later) is None
+    monkeypatch.setattr(store.Path, "glob", lambda *_: found)
+    assert store.list_interrupted(tmp_path) == []
 
 
 def test_the_command_says_whether_it_trained_and_when(mine, run, tmp_path):
@@ -142,6 +210,11 @@ def test_a_package_counts_with_all_its_files_and_a_module_with_those_beside_it_t
 def test_parts_of_the_library_and_of_gymnasium_are_not_own_code():
     assert make_config(changed(fleet={"env": "perfedrl.envs.gridworld:gridworld"})).code is None
     assert code_digests([{"env": "gymnasium", "id": "CartPole-v1"}]) == {}
+
+
+def test_an_address_is_not_a_module_of_the_standard_library():
+    table = {"env": "gymnasium", "id": "CartPole-v1", "options": {"server": "http://example.org/a", "at": "code:1"}}
+    assert code_digests([table]) == {}
 
 
 def test_a_registered_environment_counts_by_the_module_of_its_entry_point(folder):

@@ -2,13 +2,16 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from fixtures import write
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import perfedrl as pf
@@ -18,6 +21,8 @@ from perfedrl.experiments.files import named_leaves
 from perfedrl.experiments.personalize import personal_key
 from perfedrl.experiments.training import train
 from perfedrl.saved_policies.file import encode
+
+ACTING = Path(__file__).parents[2] / "docs" / "tutorials" / "acting.md"
 
 TABLE = {
     "name": "tiny-arc",
@@ -147,6 +152,23 @@ def test_the_file_is_a_policy_that_acts_and_says_where_it_came_from(run, tmp_pat
     for name, x in named_leaves(own.params).items():
         np.testing.assert_array_equal(x, saved.params[name])
         np.testing.assert_array_equal(x, own.policy.params[name])
+
+
+def test_the_page_names_all_keys_of_the_file(tmp_path, finished):
+    pf.personalize(finished, agent=4, trajectories=2, episodes=2).save(tmp_path / "mine.safetensors")
+    with safe_open(tmp_path / "mine.safetensors", framework="numpy") as file:
+        metadata = file.metadata()
+    _, whole, about = ACTING.read_text().replace("| key of `about` |", "| metadata |").split("| metadata |")
+    named = [
+        {
+            key
+            for line in table.splitlines()
+            if line.startswith("| `")
+            for key in re.findall(r"`(\w+)`", line.split("|")[1])
+        }
+        for table in (whole, about)
+    ]
+    assert named == [{*metadata, "spaces"}, {*json.loads(metadata["about"])}]
 
 
 def test_a_goal_is_a_setting_and_has_the_same_bits(finished):

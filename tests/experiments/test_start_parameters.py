@@ -58,6 +58,22 @@ def test_the_digest_covers_the_parameters_and_not_their_place(source, single, tm
         make_config({**config.table, "start": {"path": str(single.folder), "sha256": config.start.sha256}})
 
 
+def test_configs_with_loaded_parameters_can_be_compared(source, single):
+    one, two, other = started(source), started(source), started(single)
+    assert one.start.saved is not two.start.saved
+    assert one.start == two.start
+    assert hash(one.start) == hash(two.start)
+    assert one == two
+    assert one.start != other.start
+    assert one.start != 0
+
+
+def test_a_folder_named_per_seed_is_not_the_start(tmp_path):
+    (tmp_path / "per-seed").mkdir()
+    (tmp_path / "tiny.toml").write_text(tomli_w.dumps(changed(start="per-seed")))
+    assert pf.load_config(tmp_path / "tiny.toml").start == "per-seed"
+
+
 def test_one_seed_is_the_start_of_all_and_several_are_the_starts_of_the_same_seeds(source, single):
     assert started(source, seeds=[1]).experiment.start_number(1) == 1
     with pytest.raises(pf.UserError, match=r"seed 5 cannot start from .*, which has the seeds 0, 1; use those"):

@@ -1,5 +1,6 @@
-"""Intervals of shares: within 0 and 1, Wilson's for counts, and with the coverage that they state."""
+"""Intervals of shares: within 0 and 1, Wilson's for counts, with the coverage that they state; means over agents."""
 
+import warnings
 from itertools import combinations_with_replacement
 from math import factorial
 
@@ -8,7 +9,7 @@ import pytest
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from perfedrl.experiments.stats import mean_interval, mean_share_interval, outcome_interval, score_interval
+from perfedrl.experiments.stats import mean_interval, mean_share_interval, outcome_interval, over_agents, score_interval
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,13 @@ def test_seeds_that_agree_give_a_point_and_one_seed_gives_all():
     assert mean_share_interval(np.asarray([1.0] * 9 + [np.nextafter(1, 0)])) == (1, 1, 1)
     assert mean_share_interval(np.asarray([0.25])) == (0.25, 0, 1)
     assert np.isnan(mean_share_interval(np.asarray([np.nan, 0.5]))).all()
+
+
+def test_a_mean_over_agents_counts_those_with_a_value():
+    values = np.asarray([[1.0, 3.0], [np.nan, 5.0], [np.nan, np.nan]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(over_agents(values), [2.0, 5.0, np.nan])
+        single = over_agents(values[0])
+    assert isinstance(single, np.ndarray)
+    assert single == 2.0

@@ -241,6 +241,40 @@ def test_interrupted_runs_are_listed_with_their_round(tmp_path, run):
     assert "interrupted" not in run("list")[1]
 
 
+def test_a_run_that_is_training_now_is_not_called_interrupted(tmp_path, run):
+    with pytest.raises(Interrupted):
+        train(CONFIG, tmp_path / "runs", observers=[StopAt(2)])
+    with store.locked(tmp_path / "runs", CONFIG):
+        (item,) = store.list_interrupted(tmp_path / "runs")
+        assert (item.training, item.round, item.config.rounds) == (True, 2, CONFIG.rounds)
+        out = run("list")[1]
+        assert f"training: {CONFIG.folder}.partial, round 2 of {CONFIG.rounds}\n" in out
+        assert "interrupted" not in out
+    (item,) = store.list_interrupted(tmp_path / "runs")
+    assert not item.training
+    (item.folder / store.LOCK).write_bytes(b"")
+    assert not store.is_locked(item.folder), "the lock file of a process that was killed"
+
+
+@pytest.mark.parametrize("error", [UserError("the disk is read-only"), KeyboardInterrupt()])
+def test_a_run_of_a_group_that_is_saved_gets_no_checkpoint(tmp_path, monkeypatch, error):
+    """The second of two runs cannot be saved; the first one is finished."""
+    save, saved = runner.save_run, []
+
+    def save_once(root, config, *args, **options):
+        if saved:
+            raise error
+        saved.append(config.folder)
+        return save(root, config, *args, **options)
+
+    monkeypatch.setattr(runner, "save_run", save_once)
+    other = make_config(OTHER)
+    with pytest.raises((UserError, Interrupted)):
+        train([CONFIG, other], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([CONFIG.folder, f"{other.folder}.partial"])
+    assert store.has_checkpoint(tmp_path, other)
+
+
 def test_compiled_programs_are_cached_on_disk(tmp_path):
     """A second process finds every program in the cache; fresh processes, since JAX sets up its cache only once.
 

@@ -21,7 +21,7 @@ def described(runs):
     return {key: replace(run, provenance={**ABOUT, "python": "3", "commit": None}) for key, run in runs.items()}
 
 
-AGENT = AgentRow(0, 0.0, "unseen", True, *3 * [ReturnAndSuccess(1.0, 0.5)])
+AGENT = AgentRow(0, 0.0, "unseen", True, *4 * [ReturnAndSuccess(1.0, 0.5)])
 MEASURED = ("theory", "lqr")
 """Studies that train nothing."""
 

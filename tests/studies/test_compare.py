@@ -6,7 +6,9 @@ import importlib
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ from perfedrl.studies.compare import tables as compare_tables
 from perfedrl.studies.compare.comparison import Entry, code_of, decoded, encoded, entry_of, is_current
 from perfedrl.studies.compare.page import comparisons_page
 from perfedrl.studies.compare.plan import common_agents
-from perfedrl.studies.compare.tuning import best, draws, search
+from perfedrl.studies.compare.tuning import best, draws, score, search
 
 PLANS = Path(__file__).parents[2] / "configs" / "compare"
 RESULTS = Path(__file__).parents[2] / "results" / "compare"
@@ -474,6 +476,69 @@ def test_the_source_of_a_method_of_ones_own_is_part_of_its_result(own, tmp_path,
     assert not is_current(plan, name, path, saved=False), "it is made again"
     with pytest.raises(UserError, match=r"of another version of .*; run the comparison without --saved"):
         is_current(plan, name, path, saved=True)
+
+
+TABLES_METHOD = """
+from perfedrl.studies.compare import Method
+
+
+def split(budget, local_steps):
+    return {"m": budget // local_steps, "local_steps": local_steps}
+
+
+TABLES = {"server": {"optimizer": "adam"}}
+RATED = Method("rated", "fedavg-pg", split, search={"server.rate": (0.1, 1.0)}, tables=TABLES)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own_for_test:Mine", OWN.replace("    alpha: float\n", "")),
+        ("own_for_test:RATED", TABLES_METHOD.replace(', search={"server.rate": (0.1, 1.0)}, tables=TABLES', "")),
+    ],
+)
+@pytest.mark.parametrize("with_source", [True, False])
+def test_a_result_whose_settings_the_method_no_longer_has_is_made_again(
+    own, tmp_path, monkeypatch, name, text, with_source
+):
+    """Also where no source is found whose change would tell."""
+    if not with_source:
+        monkeypatch.setattr(comparison, "code_of", lambda _: {})
+    own("own_for_test", OWN if name.endswith("Mine") else TABLES_METHOD)
+    (plan,) = changed(tmp_path, ('"first-order"', f'"{name}"'))
+    settings = draws(plan, name)[0]
+    made = {"run": plan.config(name, settings).folder, "code": comparison.code_of(name)}
+    entry = dataclasses.replace(by_hand(name, [[0.0, 1.0]] * 2, [0, 1], [0, 1]), settings=settings, made=made)
+    path = tmp_path / "entry.json"
+    path.write_bytes(encoded(entry))
+    assert is_current(plan, name, path, saved=True)
+    own("own_for_test", text)
+    (plan,) = changed(tmp_path, ('"first-order"', f'"{name}"'))
+    assert not is_current(plan, name, path, saved=False)
+    with pytest.raises(UserError, match=r"of another version of .*; run the comparison without --saved"):
+        is_current(plan, name, path, saved=True)
+
+
+def test_a_searched_setting_of_a_table_that_the_method_lacks_is_one_sentence(own, tmp_path):
+    own("own_for_test", TABLES_METHOD.replace(", tables=TABLES", ""))
+    with pytest.raises(UserError, match=r"own_for_test:RATED: the setting 'server.rate' needs a table 'server'"):
+        changed(tmp_path, ('"first-order"', '"own_for_test:RATED"'))
+
+
+def test_settings_with_which_every_played_agent_fails_score_as_diverged_ones(untyped):
+    """Of played agents that fail only some of the time, those that were measured count."""
+    after = np.asarray([[[1.0, 3.0]], [[np.nan, 5.0]], [[np.nan, np.nan]]])
+    unseen = np.asarray([[[1.0], [3.0]], [[np.nan], [7.0]], [[np.nan], [np.nan]]])
+    for traceable, expected in ((False, [2.0, 6.0, -np.inf]), (True, [2.0, -np.inf, -np.inf])):
+        simulation = SimpleNamespace(
+            fleet=SimpleNamespace(traceable=traceable, held_out=1),
+            measure=lambda *_: SimpleNamespace(after=after),
+            deploy=lambda *_: SimpleNamespace(outcomes={"return": unseen}),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert score(simulation, None, 1).tolist() == expected
 
 
 def test_saved_results_are_shown_while_others_are_missing(made, tmp_path, run):

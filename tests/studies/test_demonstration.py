@@ -25,16 +25,16 @@ CONFIG = {
     "evaluation": {"name": "monte-carlo", "trajectories": 4, "episodes": 8},
 }
 
+
+def agent_row(agent, angle, part, at_end, *outcomes) -> AgentRow:
+    """A row with the outcomes (before, one step, before several steps, several steps)."""
+    return AgentRow(agent, angle, part, at_end, *(ReturnAndSuccess(*pair) for pair in outcomes))
+
+
 AGENTS = [
-    AgentRow(
-        0, -0.5, "training", True, ReturnAndSuccess(0.5, 0.5), ReturnAndSuccess(0.9, 0.71), ReturnAndSuccess(3.0, 1.0)
-    ),
-    AgentRow(
-        2, 0.0, "unseen", False, ReturnAndSuccess(3.23, 1.0), ReturnAndSuccess(3.02, 1.0), ReturnAndSuccess(3.3, 1.0)
-    ),
-    AgentRow(
-        1, 0.5, "training", True, ReturnAndSuccess(0.4, 0.5), ReturnAndSuccess(0.8, 0.79), ReturnAndSuccess(3.1, 1.0)
-    ),
+    agent_row(0, -0.5, "training", True, (0.5, 0.5), (0.9, 0.71), (0.6, 0.5), (3.0, 1.0)),
+    agent_row(2, 0.0, "unseen", False, (3.23, 1.0), (3.02, 1.0), (3.2, 1.0), (3.21, 1.0)),
+    agent_row(1, 0.5, "training", True, (0.4, 0.5), (0.8, 0.79), (0.4, 0.5), (3.1, 1.0)),
 ]
 
 
@@ -55,7 +55,7 @@ def test_every_agent_of_the_fleet_is_shown_from_one_end_of_the_arc_to_the_other(
         assert run is arc_run
         assert steps * trajectories <= recommended(1).evaluation["trajectories"], "no more than the one step costs"
         own = np.asarray([20.0] if held_out else [10.0, 11.0])
-        return SimpleNamespace(outcomes=dict.fromkeys(("return", "success"), np.stack([[own * 0, own]] * 2)))
+        return SimpleNamespace(outcomes=dict.fromkeys(("return", "success"), np.stack([[own - 1, own]] * 2)))
 
     monkeypatch.setattr(demonstration, "assess", assessed)
     rows = demonstration.agent_rows(arc_run)
@@ -69,6 +69,7 @@ def test_every_agent_of_the_fleet_is_shown_from_one_end_of_the_arc_to_the_other(
     assert rows[0].one_step == pytest.approx((h.after[:, -1, 0].mean(), h.outcomes["after.success"][:, -1, 0].mean()))
     assert rows[1].before.value == pytest.approx(h.held_out_before[:, -1, 0].mean())
     assert [row.several_steps.value for row in rows] == [10, 20, 11]
+    assert [row.before_several.value for row in rows] == [9, 19, 10], "on the episodes of the several steps"
     assert "-0.50 (end)" in printed(demonstration.agents_table(rows, arc_run))
 
 
@@ -84,6 +85,14 @@ def test_agents_that_lose_by_their_step_are_counted(arc_run):
     assert "2 of 3 agents lost by their step" in printed(tables.summary(lower))
     of_evaluation = printed(tables.agents("run", evaluate(arc_run)))
     assert "of 3 agents lost by" in of_evaluation, "also in the table of `evaluate`"
+
+
+def test_losses_by_several_steps_are_measured_on_the_same_episodes():
+    """Agent 2 gains by several steps, though it had more on the other episodes of the last evaluation."""
+    one, several = demonstration.lost(AGENTS)
+    assert (one.lost, several.lost) == ([StepLoss(2, 3.23, 3.02)], [])
+    lower = AGENTS[1]._replace(before_several=ReturnAndSuccess(3.25, 1.0))
+    assert demonstration.lost([AGENTS[0], lower, AGENTS[2]])[1].lost == [StepLoss(2, 3.25, 3.21)]
 
 
 def test_the_demonstration_shows_the_worst_agent(deployed_runs):

@@ -21,7 +21,6 @@ from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
 from perfedrl.experiments.files import check_file, write_atomically
 from perfedrl.experiments.training import train as train_configs
-from perfedrl.own_modules import find_modules_in
 from perfedrl.policies import POLICIES
 from perfedrl.report import contents, page, tables
 from perfedrl.report.run_page import run_page
@@ -89,9 +88,8 @@ def train(
         check_file(report)
     compilation.use_all_cores()
     if config.is_dir():
+        reject_networked(config)
         config, runs = config / "config.toml", config.absolute().parent
-    else:
-        find_modules_in(config.parent)
     checked = load_config(config) if rounds is None else with_rounds(config, rounds)
     with console.training(restart) as observers:
         run = train_configs(
@@ -103,6 +101,15 @@ def train(
     console.out.print(tables.cost_and_folder(run), highlight=False, soft_wrap=True)
     if report:
         console.print_written([page.write(run_page(run, console.command_line()), report)])
+
+
+def reject_networked(folder: Path) -> None:
+    """Reject a run that was trained over a network: a simulation would not have its agents."""
+    if store.read_provenance(folder).get("federation") is not None:
+        raise UserError(
+            f"{folder} was trained over a network, and its agents are not here; train its config again with "
+            "`perfedrl federation train`"
+        )
 
 
 def with_rounds(path: Path, rounds: int) -> Config:
@@ -175,7 +182,6 @@ def inspect(
     """
     if picture and picture.suffix != ".png":
         raise UserError(f"--picture must be a .png file, got {picture}")
-    find_modules_in(config.parent)
     checked = load_config(config)
     picture = picture or Path(f"{checked.name}-episode.png")
     check_file(picture)
@@ -226,6 +232,7 @@ def evaluate_steps(
     console.out.print(tables.assessment_cost(assessments[0]), highlight=False, soft_wrap=True)
     if json_file:
         write_atomically(json_file, console.as_json([{**asdict(x), "outcomes": outcome_lists(x)} for x in assessments]))
+        console.print_written([json_file])
 
 
 def outcome_lists(assessment: Assessment) -> dict[str, Any]:
@@ -249,10 +256,11 @@ def list_(
     if kind is Kind.runs:
         found, interrupted = list(readable_runs(runs)), store.list_interrupted(runs)
         console.out.print(tables.runs(found) if found else f"no finished runs in {runs}")
-        for folder, round_, config in interrupted:
-            place = f"round {round_} of {config.rounds}"
-            console.out.print(f"interrupted: {folder.name}, {place}; train its config to go on", highlight=False)
-        content = contents.runs(found)
+        for item in interrupted:
+            state, hint = ("training", "") if item.training else ("interrupted", "; train its config to go on")
+            place = f"{item.folder.name}, round {item.round} of {item.config.rounds}"
+            console.out.print(f"{state}: {place}{hint}", highlight=False)
+        content = contents.runs(found, interrupted)
     elif kind is Kind.experiments:
         console.out.print(tables.titles(STUDIES))
         content = contents.titles(STUDIES)

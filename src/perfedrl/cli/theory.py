@@ -11,7 +11,6 @@ from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_l
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
-from perfedrl.own_modules import find_modules_in
 from perfedrl.studies.theory import analysis, tables
 from perfedrl.theory import Given, residual, witness
 from perfedrl.theory.realized_bounds import MEASURED_ROUNDS, ROUNDS
@@ -70,7 +69,6 @@ def theory(
     else:
         if epsilon is None and given != Given():
             raise UserError("--rounds, --tau, --beta and the batches are parts of a plan: give --epsilon too")
-        find_modules_in(Path(config).parent)
         found = analysis.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
         show(found, epsilon, radius)
         measured = show_measured(found) if measure else None

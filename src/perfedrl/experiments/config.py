@@ -29,8 +29,9 @@ from perfedrl.experiments.build import (
     traced_settings,
     without_defaults,
 )
+from perfedrl.experiments.module_folders import find_named_modules
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.own_code import changed_code, code_digests, without_source
+from perfedrl.experiments.own_code import changed_code, code_digests, module_folders, without_source
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, resolve_start, validated
 from perfedrl.experiments.start_parameters import StartTable, complete_start
 from perfedrl.policies import POLICIES
@@ -223,6 +224,11 @@ class Config(BaseModel):
         return changed_code(_tables(dict(self)), self.code or {})
 
     @property
+    def module_folders(self) -> dict[str, str]:
+        """The folders of own modules that the config names, by the name of the module; installed ones have none."""
+        return module_folders(_tables(dict(self)))
+
+    @property
     def stops(self) -> list[int]:
         """The rounds after which the run is measured."""
         every = self.evaluate_every
@@ -335,9 +341,11 @@ def read_config(path: str | Path) -> Config:
     """Read a config from a TOML file and check its settings; its experiment is built on first use.
 
     A file that the config names is looked for in the config's own folder, a run to start from also in the current one.
+    Modules of the user's own are found there too, and those of a run where they were when it was trained.
     """
     path = Path(path)
     table = resolve_start(path, resolve_fleet_file(path, read_table(path, "config")))
+    find_named_modules(path, table)
     try:
         return parse_config(table)
     except UserError as error:

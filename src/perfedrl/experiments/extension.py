@@ -65,7 +65,12 @@ def _shorter(config: Config, folder: Path) -> Config | None:
 
 
 def _checkpoint(run: Run, config: Config) -> Checkpoint | None:
-    """A finished run as a checkpoint of a longer one; None if it lacks evaluations or parts of its state."""
+    """A finished run as a checkpoint of a longer one; None if it lacks evaluations or parts of its state.
+
+    A run that was trained over a network is rejected, since its agents are not here.
+    """
+    if run.provenance.get("federation") is not None:
+        raise UserError("it was trained over a network, and its agents are not here")
     rounds = [0, *(stop for stop in config.stops if stop <= run.config.rounds)]
     if not set(rounds) <= set(run.history.rounds.tolist()):
         return None

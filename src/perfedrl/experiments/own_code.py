@@ -47,20 +47,50 @@ def changed_code(tables: Tables, digests: Mapping[str, str]) -> list[str]:
     return [name for name, digest in code_digests(tables).items() if digests.get(name, digest) != digest]
 
 
-def _named_code(tables: Tables) -> dict[str, str | None]:
-    """All names of code outside the library in a config's tables, with the digest of their source, if it is found.
+def names_code(table: Mapping[str, Any]) -> bool:
+    """Whether any text in a config's table may be the name of code, `module:attribute`."""
+    return any(IMPORT_PATH.fullmatch(text) for text in _texts(table))
 
-    The first key of a table names its part; parameters may name code too, and count where that code is found.
-    """
-    parts = [next(iter(table.values())) for table in tables if table]
-    found = {name: name for name in parts if ":" in name}
-    found |= {text: text for text in _texts(tables) if IMPORT_PATH.fullmatch(text)}
-    for table in tables:
-        if table.get("env") == "gymnasium":
-            parts += list(_texts(table.get("id")))
-            found |= {name: point for name in _texts(table.get("id")) if (point := entry_point(name))}
-    digests = {name: _digest_as_loaded(source) for name, source in found.items() if not _is_library(source)}
+
+def module_folders(tables: Tables) -> dict[str, str]:
+    """The folders of the modules outside the library that a config's tables name; installed modules have none."""
+    names = {_package(name) for pair in _named_sources(tables).items() for name in pair}
+    sources = {name: _source(name) for name in sorted(names - {*LIBRARIES})}
+    return {
+        name: str(source.folder.resolve())
+        for name, source in sources.items()
+        if source.files and not _is_installed(source.folder)
+    }
+
+
+def _named_code(tables: Tables) -> dict[str, str | None]:
+    """All names of code outside the library in a config's tables, with the digest of their source, if it is found."""
+    parts = _parts(tables)
+    own = {name: source for name, source in _named_sources(tables).items() if _package(source) not in LIBRARIES}
+    digests = {name: _digest_as_loaded(source) for name, source in own.items()}
     return {name: digest for name, digest in digests.items() if digest or name in parts}
+
+
+def _named_sources(tables: Tables) -> dict[str, str]:
+    """All names of code in a config's tables, with what they mean as `module:attribute`.
+
+    The first key of a table names its part; parameters may name code too, and count where that code is found. A
+    parameter such as "http://example.org" does not name the standard library's module.
+    """
+    found = {name: name for name in _parts(tables) if ":" in name}
+    texts = (text for text in _texts(tables) if IMPORT_PATH.fullmatch(text))
+    found |= {text: text for text in texts if _package(text) not in sys.stdlib_module_names}
+    return found | {name: point for name in _gymnasium_ids(tables) if (point := entry_point(name))}
+
+
+def _parts(tables: Tables) -> list[str]:
+    """The names of parts: the first value of each table, and ids of Gymnasium environments."""
+    return [*(next(iter(table.values())) for table in tables if table), *_gymnasium_ids(tables)]
+
+
+def _gymnasium_ids(tables: Tables) -> list[str]:
+    """The ids in the table of a Gymnasium fleet."""
+    return [name for table in tables if table.get("env") == "gymnasium" for name in _texts(table.get("id"))]
 
 
 def entry_point(name: str) -> str | None:
@@ -139,9 +169,9 @@ def _source(package: str) -> Source:
     return Source(origin.parent, [origin]) if origin.suffix == ".py" and origin.is_file() else Source()
 
 
-def _is_library(name: str) -> bool:
-    """Whether `module:attribute` lies in the library or in Gymnasium."""
-    return name.partition(":")[0].partition(".")[0] in LIBRARIES
+def _package(name: str) -> str:
+    """The top-level package or module of `module:attribute`."""
+    return name.partition(":")[0].partition(".")[0]
 
 
 def _is_ignored(path: Path) -> bool:

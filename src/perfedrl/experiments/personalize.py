@@ -64,6 +64,8 @@ class Personalized:
     choice: Mapping[str, Any] = field(repr=False)
     earlier: Sequence[Mapping[str, Any]] = field(repr=False)
     """The earlier adaptations of a policy that was adapted further."""
+    attempts: int = field(repr=False)
+    """The number of adaptations that were tried so far, this one and those after which the start was kept included."""
     warnings: Sequence[str] = ()
     """What is unusual about the agent or its start, such as settings far from those of the training agents."""
 
@@ -106,6 +108,7 @@ class Personalized:
             "choice": dict(self.choice),
             "kept": self.kept,
             "adaptations": [*self.earlier, *adapted],
+            "attempts": self.attempts,
             "return_before": self.before["return"].mean,
             "return_after": self.after["return"].mean,
         }
@@ -163,6 +166,7 @@ def personalize(
         log.warning(warning)
     budget = trajectories, steps, episodes
     try:
+        begin.check_spaces(chosen.task)
         return _personalized(run, chosen, begin, step_size, budget, (seed, draw), keep)
     finally:
         run.config.experiment.fleet.close()
@@ -187,8 +191,8 @@ def _personalized(
     (trajectories, steps, episodes), (seed, draw) = budget, numbers
     experiment, played = run.config.experiment, isinstance(chosen.task, PlayedTask)
     adaptation, measurement = jax.random.split(personal_key(seed, chosen.name, draw))
-    if begin.earlier:  # so that a further step has trajectories of its own
-        adaptation = jax.random.fold_in(adaptation, len(begin.earlier))
+    if begin.attempts:  # so that a further step has trajectories of its own
+        adaptation = jax.random.fold_in(adaptation, begin.attempts)
     adapt_agent, play = (_adapt, _play) if played else (_adapt_compiled, _play_compiled)
     own = adapt_agent(experiment.agent, chosen.task, begin.params, step_size, adaptation, trajectories, steps)
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
@@ -218,6 +222,7 @@ def _personalized(
         run=run,
         choice=chosen.choice,
         earlier=begin.earlier,
+        attempts=begin.attempts + 1,
         warnings=(*begin.warnings, *chosen.warnings),
     )
     if result.worse or kept == "start":

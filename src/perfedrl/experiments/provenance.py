@@ -2,9 +2,10 @@
 
 import platform
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,19 @@ def provenance(seconds: float) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
-        **{name: version(name) for name in OPTIONAL if find_spec(name)},
+        **installed_versions(OPTIONAL),
         "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed; a folder of a package's name is not the package."""
+    found = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def commit() -> str | None:

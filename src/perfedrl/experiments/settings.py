@@ -40,7 +40,7 @@ def resolve_start(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     """Resolve a run to start from relative to the folder of the TOML file, if it is there."""
     start = table.get("start")
     named = start.get("path") if isinstance(start, dict) else start
-    if isinstance(named, str) and (path.parent / named).exists():
+    if isinstance(named, str) and start != "per-seed" and (path.parent / named).exists():
         found = str(path.parent / named)
         table["start"] = {**start, "path": found} if isinstance(start, dict) else found
     return table

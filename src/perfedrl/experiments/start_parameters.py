@@ -48,6 +48,12 @@ class StartTable(BaseModel):
     sha256: str
     _saved: SavedParameters | None = PrivateAttr(None)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether path and digest agree; the parameters follow from them, and may have been read or not."""
+        if not isinstance(other, StartTable):
+            return NotImplemented
+        return (self.path, self.sha256) == (other.path, other.sha256)
+
     @property
     def saved(self) -> SavedParameters:
         """The parameters, read once, since a run may outlive the one that it starts from."""

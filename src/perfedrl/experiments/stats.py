@@ -125,11 +125,15 @@ def critical_difference(methods: int, blocks: int, confidence: float = 0.95) -> 
 
 
 def over_agents(values: Float[np.ndarray, "*axes agent"]) -> Float[np.ndarray, "*axes"]:
-    """The mean over the agents that have a value; those that failed, or are absent from a network, have nan."""
+    """The mean over the agents that have a value; those that failed, or are absent from a network, have nan.
+
+    Where no agent has a value it is nan.
+    """
     known = ~np.isnan(values)
     if known.all():
-        return values.mean(axis=-1)
-    return np.where(known, values, 0).sum(axis=-1) / np.where(known.any(axis=-1), known.sum(axis=-1), np.nan)
+        return np.asarray(values.mean(axis=-1))
+    counts = np.where(known.any(axis=-1), known.sum(axis=-1), np.nan)
+    return np.asarray(np.where(known, values, 0).sum(axis=-1) / counts)
 
 
 def how_many(values: Float[np.ndarray, "*axes agent"], agents: str) -> str:

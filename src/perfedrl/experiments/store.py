@@ -12,12 +12,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,8 @@ from safetensors.numpy import save
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.files import RETRAIN_HINT, named_leaves, npz, read_npz, read_safetensors, write_atomically
+from perfedrl.experiments.module_folders import as_record
+from perfedrl.experiments.settings import read_table
 from perfedrl.experiments.start_parameters import StartTable
 from perfedrl.simulation.best_state import best_evaluation
 from perfedrl.simulation.failures import Counts
@@ -146,6 +148,7 @@ def save_run(
     """
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
+    about = {**provenance, **as_record(config.module_folders)}
     own_files: dict[str, Any] = {}
     if config.fleet.get("file"):
         write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
@@ -162,13 +165,18 @@ def save_run(
         write_atomically(partial / BEST, save(named_leaves(best)))
     if state:
         write_atomically(partial / STATE, save(dict(state)))
-    write_atomically(partial / "provenance.json", (json.dumps(dict(provenance), indent=2) + "\n").encode())
+    write_atomically(partial / "provenance.json", _json(about))
     for name in (CHECKPOINT, LOCK):
         (partial / name).unlink(missing_ok=True)
     _put_in_place(partial, folder)
     last = None if best is None else message
     used = message if best is None else best
-    return Run(folder, config, history, used, dict(provenance), deployment, last_message=last)
+    return Run(folder, config, history, used, about, deployment, last_message=last)
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    """A table as the content of a JSON file."""
+    return (json.dumps(content, indent=2) + "\n").encode()
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
@@ -273,31 +281,54 @@ def has_run(root: Path, config: Config) -> bool:
 
 def list_runs(root: Path) -> list[Path]:
     """The folders of finished runs, oldest first."""
-    found = [path.parent for path in root.glob("*/provenance.json") if path.parent.suffix != PARTIAL]
-    return sorted(found, key=lambda path: (path / "provenance.json").stat().st_mtime)
+    found = _oldest_first(root.glob("*/provenance.json"))
+    return [path.parent for path in found if path.parent.suffix != PARTIAL]
 
 
-def list_interrupted(root: Path) -> list[tuple[Path, int, Config]]:
-    """The folders of interrupted runs, oldest first, with the round and the config of their checkpoint."""
+class UnfinishedRun(NamedTuple):
+    """A run without a final folder: the round and the config of its checkpoint, and whether it is training now."""
+
+    folder: Path
+    round: int
+    config: Config
+    training: bool
+
+
+def list_interrupted(root: Path) -> list[UnfinishedRun]:
+    """The interrupted runs and those that some process is training, oldest checkpoint first."""
     found = []
-    for path in sorted(root.glob(f"*{PARTIAL}/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime):
+    for path in _oldest_first(root.glob(f"*{PARTIAL}/{CHECKPOINT}")):
         with suppress(UserError, SafetensorError, OSError, KeyError, ValueError):  # of an earlier version, or damaged
             with safe_open(path, framework="numpy") as file:
                 round_ = int((file.metadata() or {})["round"])
-            found.append((path.parent, round_, read_config(path.parent / "config.toml")))
+            config = read_config(path.parent / "config.toml")
+            found.append(UnfinishedRun(path.parent, round_, config, is_locked(path.parent)))
     return found
 
 
 def with_earlier_code(root: Path, config: Config) -> Path | None:
     """The newest finished or interrupted run of the same config with other code of the user's own."""
-    earlier_runs = [*(folder for folder, *_ in list_interrupted(root)), *list_runs(root)]
-    for folder in sorted(earlier_runs if config.code else [], key=lambda path: -path.stat().st_mtime):
+    if not config.code:
+        return None
+    folders = root.glob(f"{config.name}-*")
+    files = (folder / (CHECKPOINT if folder.suffix == PARTIAL else "provenance.json") for folder in folders)
+    for folder in (path.parent for path in reversed(_oldest_first(files))):
         with suppress(UserError):  # somebody else's folder
+            if read_table(folder / "config.toml", "config").get("name") != config.name:
+                continue  # reading it as a config would import the modules that it names
             earlier = read_config(folder / "config.toml")
-            same = (earlier.name, earlier.digest_without_code) == (config.name, config.digest_without_code)
-            if same and earlier.digest != config.digest:
+            if earlier.digest_without_code == config.digest_without_code and earlier.digest != config.digest:
                 return folder
     return None
+
+
+def _oldest_first(files: Iterable[Path]) -> list[Path]:
+    """Files by the time of their last change, without those that are not there, or no longer."""
+    changed: dict[Path, float] = {}
+    for path in files:
+        with suppress(OSError):
+            changed[path] = path.stat().st_mtime
+    return sorted(changed, key=changed.__getitem__)
 
 
 def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
@@ -311,6 +342,8 @@ def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
     about["extends"] = checkpoint.extends
     folder = partial_folder(root, config)
     if not (folder / "config.toml").is_file():
+        if modules := as_record(config.module_folders):  # so that the config can be read from other folders
+            write_atomically(folder / "provenance.json", _json(modules))
         write_atomically(folder / "config.toml", config.to_toml().encode())
     write_atomically(folder / CHECKPOINT, save(tensors, metadata=about))
 
@@ -339,7 +372,7 @@ def has_checkpoint(root: Path, config: Config) -> bool:
 
 def discard_checkpoint(root: Path, config: Config) -> None:
     """Delete the checkpoint of an unfinished run."""
-    for name in (CHECKPOINT, "config.toml"):
+    for name in (CHECKPOINT, "config.toml", "provenance.json"):
         (partial_folder(root, config) / name).unlink(missing_ok=True)
 
 
@@ -375,6 +408,19 @@ def _open_lock(folder: Path, config: Config) -> BinaryIO:
         if _is_at(file, folder / LOCK):
             return file
         file.close()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is training the run of an unfinished folder; False on systems without such locks."""
+    try:
+        with open(folder / LOCK, "rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock file, or the file system has no locks
+        return False
+    return False
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

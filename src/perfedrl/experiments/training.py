@@ -86,7 +86,7 @@ def train(
         for item in missing:
             if (root / item.folder).is_file():
                 raise UserError(f"{root / item.folder} is a file; the run's folder needs its name, so move it away")
-            check_code(item, root)
+            check_code(item)
         for item in missing:
             locks.enter_context(locked(root, item))
         missing = unfinished(missing)  # without those that another process finished before they were locked
@@ -101,8 +101,8 @@ def train(
     return runs[0] if isinstance(config, Config) else runs
 
 
-def check_code(config: Config, root: Path) -> None:
-    """Reject a saved config whose own code has changed, and tell of code that has changed or would do so unnoticed."""
+def check_code(config: Config) -> None:
+    """Reject a saved config whose own code has changed, and tell of code whose changes go unnoticed."""
     if config.changed_code:
         name = config.changed_code[0]
         raise UserError(
@@ -111,8 +111,6 @@ def check_code(config: Config, root: Path) -> None:
         )
     for name in config.code_without_source:
         log.warning("the source of %s is not found, so its changes go unnoticed; after one, train with --restart", name)
-    if earlier := with_earlier_code(root, config):
-        log.warning("%s is trained from the first round: its own code has changed since %s", config.name, earlier.name)
 
 
 def saved(configs: Sequence[Config], root: str | Path = "runs") -> list[Run]:
@@ -133,11 +131,15 @@ def side_by_side(configs: Sequence[Config], chunk: int | None = None) -> Simulat
 def _groups(root: Path, configs: Iterable[Config], extend: bool) -> list[tuple[list[Config], list[Checkpoint]]]:
     """Group configs that share a program and have reached the same round, with their checkpoints, if any.
 
-    With `extend`, the end of a finished run with fewer rounds is a checkpoint too.
+    With `extend`, the end of a finished run with fewer rounds is a checkpoint too, and a config that has neither since
+    its own code has changed is reported.
     """
     groups: dict[tuple[str, int], tuple[list[Config], list[Checkpoint]]] = {}
     for config in configs:
         checkpoint = load_checkpoint(root, config) or (end_of_shorter(root, config) if extend else None)
+        if extend and checkpoint is None and (earlier := with_earlier_code(root, config)):
+            names = config.name, earlier.name
+            log.warning("%s is trained from the first round: its own code has changed since %s", *names)
         key = config.trains_with, checkpoint.round if checkpoint else -1
         members, checkpoints = groups.setdefault(key, ([], []))
         members.append(config)
@@ -216,7 +218,7 @@ class _Group:
             raise
         except KeyboardInterrupt:
             if state.history is not None:
-                self._write(state, [w for w in writers if partial_folder(self.root, w.config).exists()])
+                self._write(state, writers)
             raise Interrupted([config.name for config in self.configs], state.round, self.rounds) from None
         finally:
             self.simulation.fleet.close()
@@ -261,9 +263,10 @@ class _Group:
             announce(observers, own)
 
     def _write(self, state: RunState, writers: Sequence[CheckpointWriter]) -> None:
-        of = dict(zip([config.folder for config in self.configs], self._split_by_config(state), strict=True))
-        for writer in writers:
-            writer.write(of[writer.config.folder])
+        """Write the checkpoints of the runs that are not saved yet; the unfinished folder of a saved one is gone."""
+        for writer, own in zip(writers, self._split_by_config(state), strict=True):
+            if partial_folder(self.root, writer.config).exists():
+                writer.write(own)
 
     def _save_runs(
         self, state: RunState, deployment: Deployment | None, writers: Sequence[CheckpointWriter]

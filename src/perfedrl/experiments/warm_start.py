@@ -8,19 +8,40 @@ import jax
 import numpy as np
 
 from perfedrl.errors import UserError
+from perfedrl.experiments.config import whole
 from perfedrl.experiments.files import named_leaves
 from perfedrl.experiments.store import Run
 from perfedrl.saved_policies.file import SavedPolicy, load_policy
+from perfedrl.saved_policies.spaces import Spaces
 from perfedrl.types import Params
 
 
 class WarmStart(NamedTuple):
-    """Parameters to start from, the adaptations that they went through, and the agent that they were adapted to."""
+    """Parameters to start from, the adaptations that they went through, and the agent that they were adapted to.
+
+    `attempts` counts the adaptations that were tried so far, also those after which the start was kept. `spaces` are
+    those that the parameters were trained for, where they are known, and `where` names the policy in messages.
+    """
 
     params: Params
     earlier: Sequence[Mapping[str, Any]] = ()
+    attempts: int = 0
     choice: Mapping[str, Any] | None = None
+    spaces: Spaces | None = None
+    where: str = ""
     warnings: Sequence[str] = ()
+
+    def check_spaces(self, task: Any) -> None:
+        """Reject the task of an agent with other observations or actions, such as actions in other units."""
+        agent: Spaces | None = None if self.spaces is None else task.environment_spaces
+        if self.spaces is None or agent is None:
+            return
+        for what, own, other in (
+            ("observations", self.spaces.observations, agent.observations),
+            ("actions", self.spaces.actions, agent.actions),
+        ):
+            if own != other:
+                raise UserError(f"{self.where} does not fit the agent: its {what} are {own!r}, the agent's {other!r}")
 
 
 def warm_start(run: Run, replica: int, start: str | Path | SavedPolicy | None) -> WarmStart:
@@ -40,10 +61,14 @@ def warm_start(run: Run, replica: int, start: str | Path | SavedPolicy | None) -
     earlier = saved.about.get("adaptations")
     if not isinstance(earlier, list) or not all(isinstance(x, dict) for x in earlier):
         raise UserError(f"{where} does not say what adapted it; write it again with `perfedrl personalize`")
+    attempts = saved.about.get("attempts", len(earlier))  # earlier versions did not count them
+    if not whole(attempts) or not len(earlier) <= attempts < 2**32:
+        raise UserError(f"{where} is damaged: attempts must be at least {len(earlier)}, got {attempts!r}")
+    begin = WarmStart(params, earlier, attempts, spaces=saved.spaces, where=where)
     if saved.about.get("digest") == run.config.digest:
-        return WarmStart(params, earlier, known_choice(saved.about.get("choice")))
+        return begin._replace(choice=known_choice(saved.about.get("choice")))
     origin = f"{where} comes from the run {saved.about.get('run')} and goes on in {run.folder.name}"
-    return WarmStart(params, earlier, None, [origin])
+    return begin._replace(warnings=[origin])
 
 
 def known_choice(choice: Any) -> Mapping[str, Any] | None:

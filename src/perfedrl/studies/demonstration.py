@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from perfedrl.experiments.assessment import assess, worst_agent
 from perfedrl.experiments.config import Config
@@ -50,7 +51,9 @@ class BudgetRow(NamedTuple):
 class AgentRow(NamedTuple):
     """Outcomes of one agent with the shared policy, after one step, and after several steps of the same cost.
 
-    `angle` is the direction of its goal in radians; `at_end` marks the two agents at the ends of the arc.
+    `angle` is the direction of its goal in radians; `at_end` marks the two agents at the ends of the arc. The shared
+    policy is measured twice, each time on the episodes that the steps are measured on: `before` goes with `one_step`,
+    `before_several` with `several_steps`.
     """
 
     agent: int
@@ -59,6 +62,7 @@ class AgentRow(NamedTuple):
     at_end: bool
     before: ReturnAndSuccess
     one_step: ReturnAndSuccess
+    before_several: ReturnAndSuccess
     several_steps: ReturnAndSuccess
 
     @property
@@ -98,27 +102,33 @@ def agent_rows(meta: Run) -> list[AgentRow]:
         goals = [fleet.task(i, held_out=part == "unseen").goal for i in range(count)]
         before, after = (by_agent(meta, f"{prefix}{when}") for when in ("before", "after"))
         found = assess(meta, steps=STEPS, trajectories=STEP_TRAJECTORIES, held_out=part == "unseen")
-        last = zip(*(found.outcomes[name][:, -1].mean(axis=0) for name in ("return", "success")), strict=True)
-        for i, (goal, none, one, several) in enumerate(zip(goals, before, after, last, strict=True)):
+        first_and_last = (means(found.outcomes["return"][:, k], found.outcomes["success"][:, k]) for k in (0, -1))
+        for i, (goal, *measured) in enumerate(zip(goals, before, after, *first_and_last, strict=True)):
             angle = float(np.arctan2(goal[1], goal[0]))
-            table.append(AgentRow(first + i, angle, part, False, none, one, ReturnAndSuccess(*map(float, several))))
+            table.append(AgentRow(first + i, angle, part, False, *measured))
     table.sort(key=lambda row: row.angle)
     return [row._replace(at_end=row in (table[0], table[-1])) for row in table]
 
 
 def by_agent(run: Run, when: str) -> list[ReturnAndSuccess]:
     """The outcomes of each agent at the last evaluation; `when` is a field of History, such as "held_out_after"."""
-    measured = getattr(run.history, when), run.history.outcomes[f"{when}.success"]
-    return [
-        ReturnAndSuccess(*map(float, pair)) for pair in zip(*(x[:, -1].mean(axis=0) for x in measured), strict=True)
-    ]
+    return means(getattr(run.history, when)[:, -1], run.history.outcomes[f"{when}.success"][:, -1])
+
+
+def means(
+    returns: Float[np.ndarray, "seed agent"], successes: Float[np.ndarray, "seed agent"]
+) -> list[ReturnAndSuccess]:
+    """The outcomes of each agent, means over seeds."""
+    pairs = zip(returns.mean(axis=0), successes.mean(axis=0), strict=True)
+    return [ReturnAndSuccess(float(value), float(success)) for value, success in pairs]
 
 
 def lost(agents: Sequence[AgentRow]) -> tuple[StepLosses, StepLosses]:
     """The agents that lose by one step, and those that lose by several."""
     ordered = sorted(agents)
-    before, one, several = ([getattr(row, name).value for row in ordered] for name in AgentRow._fields[4:])
-    return step_losses(before, one), step_losses(before, several)
+    one = step_losses([row.before.value for row in ordered], [row.one_step.value for row in ordered])
+    several = [row.before_several.value for row in ordered], [row.several_steps.value for row in ordered]
+    return one, step_losses(*several)
 
 
 def agents_header(meta: Run) -> tuple[str, ...]:

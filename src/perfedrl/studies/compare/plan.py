@@ -118,6 +118,8 @@ class ComparisonPlan(BaseModel):
         tables = {name: dict(x) if isinstance(x, Mapping) else x for name, x in entrant.tables.items()}
         for key, value in settings.items():
             table, _, name = key.partition(".")
+            if name and not isinstance(tables.get(table), dict):
+                raise UserError(f"{method}: the setting {key!r} needs a table {table!r} among the method's tables")
             if name:
                 tables[table][name] = value
         return validated(

@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.stats import over_agents
 from perfedrl.experiments.training import side_by_side
 from perfedrl.simulation.observers import Observer, announce
 from perfedrl.simulation.run_state import FleetState, RunState
@@ -70,10 +71,14 @@ def score(simulation: Simulation, state: FleetState, rounds: int) -> Float[np.nd
     Without unseen agents it is the former alone; -inf where it is not finite. Played agents whose environments failed
     do not count.
     """
-    mean = np.mean if simulation.fleet.traceable else np.nanmean
-    training = mean(simulation.measure(state, rounds).after[:, -1], axis=-1)
+
+    def mean(values: Float[np.ndarray, "replica *axes"]) -> Float[np.ndarray, " replica"]:
+        flat = values.reshape(len(values), -1)
+        return flat.mean(axis=-1) if simulation.fleet.traceable else over_agents(flat)
+
+    training = mean(simulation.measure(state, rounds).after[:, -1])
     deployment = None if simulation.fleet.held_out is None else simulation.deploy(state, rounds)
-    unseen = training if deployment is None else mean(deployment.outcomes["return"], axis=(1, 2))
+    unseen = training if deployment is None else mean(deployment.outcomes["return"])
     total = (training + unseen) / 2
     return np.where(np.isfinite(total), total, -np.inf)
 
