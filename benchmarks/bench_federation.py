@@ -94,14 +94,15 @@ class Meter(threading.Thread):
 def networked(fleet, hidden: tuple[int, ...], rounds: int) -> dict:
     """Seconds and bytes of a round over NVFlare, and the memory of its processes."""
     wanted, memory = config(hidden, rounds), {}
-    run_folder = supervisor.prepare(fleet, wanted, Terms(AGENTS, personalize=0), restart=True)
     meter = Meter(fleet.info.port)
 
     def watch(view) -> None:
         if view.progress.get("round", 0) > rounds // 2 and not memory:
             memory.update(resident(fleet))
 
-    supervisor.Supervisor(fleet, run_folder, 60.0, watch).run()
+    with supervisor.only_training(fleet):
+        run_folder = supervisor.prepare(fleet, wanted, Terms(AGENTS, personalize=0), restart=True)
+        supervisor.Supervisor(fleet, run_folder, 60.0, watch).run()
     meter.stopping = True
     events = [event for event in run_folder.events() if event["event"] == "round"][3:]
     times = [event["time"] for event in events]

@@ -90,6 +90,34 @@ def test_lists_are_written_as_json_too(run, tmp_path):
     )
 
 
+def test_every_command_that_writes_json_says_so(run, tmp_path):
+    assert run("train", write(tmp_path / "tiny.toml", changed(fleet={"held_out": [[0, 1]]})))[0] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    steps = "evaluate", folder, "--steps", "1", "--trajectories", "2"
+    for command, code in (((*steps,), 0), (("check", "CartPole-v1"), 0), (("check", "faulty_envs:ArrayReward"), 2)):
+        found, out, err = run(*command, "--json", "content.json")
+        assert found == code, err
+        assert out.strip().splitlines()[-1] == "wrote content.json"
+        assert json.loads((tmp_path / "content.json").read_text())
+
+
+def test_a_run_of_a_network_is_not_continued_in_simulation(run, tmp_path):
+    config = write(tmp_path / "tiny.toml", BASE)
+    assert run("train", config)[0] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    about = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps({**about, "federation": {"run": "tiny-0", "agents": []}}))
+    for options in (("--rounds", "5"), ("--restart",)):
+        code, _, err = run("train", f"runs/{folder.name}", *options)
+        assert code == 2
+        assert f"runs/{folder.name} was trained over a network, and its agents are not here; train its config" in err
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+    code, out, err = run("train", write(tmp_path / "longer.toml", changed(rounds=5)))
+    assert code == 0
+    assert f"{folder.name} is not continued: it was trained over a network, and its agents are not here" in err
+    assert "trained on from the end" not in out
+
+
 def test_a_full_disk_is_named_with_the_file(run, tmp_path, monkeypatch):
     config = write(tmp_path / "tiny.toml", BASE)
 

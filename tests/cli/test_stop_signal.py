@@ -1,15 +1,19 @@
 """Ctrl-C and SIGTERM: every command that trains or measures stops with a sentence and a checkpoint."""
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from fixtures import write
+from rich.console import Console
 from tiny_config import BASE, changed
 
 from perfedrl.cli import federation, runs
@@ -45,6 +49,19 @@ def test_sigterm_writes_a_checkpoint_and_says_how_to_continue(stoppable, tmp_pat
     assert "SIGTERM: stopped tiny after round 4 of 6; run the same command to go on from there" in err
     assert load_checkpoint(tmp_path / "runs", make_config(TABLE)).round == 4
     assert signal.getsignal(signal.SIGTERM) == before, "the handler is the command's alone"
+
+
+def test_an_interrupted_run_is_in_the_list_as_json_too(stoppable, tmp_path, monkeypatch):
+    config = write(tmp_path / "tiny.toml", TABLE)
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(CheckpointWriter, "on_round", lambda _, state: state.round == 4 and terminate())
+        assert stoppable("train", config)[0] == 143
+    monkeypatch.setattr(STOP, "received", None)
+    assert stoppable("train", write(tmp_path / "short.toml", changed(name="short")))[0] == 0
+    assert stoppable("list", "--json", "runs.json")[0] == 0
+    rows = json.loads((tmp_path / "runs.json").read_text())
+    assert [(row["state"], row["round"], row["rounds"]) for row in rows] == [("finished", 3, 3), ("interrupted", 4, 6)]
+    assert [row["return_after"] is None for row in rows] == [False, True]
 
 
 def test_an_exception_that_was_lost_stops_training_at_the_next_pause(stoppable, tmp_path, monkeypatch):
@@ -105,6 +122,26 @@ def test_a_network_training_stops_with_a_sentence(stoppable, monkeypatch):
     code, _, err = stoppable("federation", "train", "fleet", "config.toml")
     assert code == 143
     assert err.strip() == "SIGTERM: stopped; run the same command to continue from the last round"
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["lines", "bars"])
+def test_a_network_training_stops_although_the_exception_of_the_signal_was_lost(stoppable, monkeypatch, terminal):
+    """NVFlare drops it; it is raised again when the training is shown the next time."""
+    monkeypatch.setattr(federation, "err", Console(force_terminal=terminal, stderr=True))
+    monkeypatch.setattr(federation, "train_and_show", lambda *_: watched())
+    shown = []
+
+    def watched():
+        with federation.handled(), federation.live_line() as watch:
+            for _ in range(3):
+                watch(SimpleNamespace(doing="training", progress={}, connected=set(), expected=(), news=[]))
+                shown.append(True)
+                with suppress(KeyboardInterrupt):
+                    terminate()
+
+    code, _, err = stoppable("federation", "train", "fleet", "config.toml")
+    assert (code, len(shown)) == (143, 1)
+    assert "SIGTERM: stopped; run the same command to continue from the last round" in err
 
 
 COMMANDS = [

@@ -56,8 +56,9 @@ def train(fleet, wanted, *, wait=60.0, watch=lambda _: None, **terms):
         "personalize": 0,
         **terms,
     }
-    run_folder = supervisor.prepare(fleet, wanted, Terms(**terms))
-    supervisor.Supervisor(fleet, run_folder, wait, watch).run()
+    with supervisor.only_training(fleet):
+        run_folder = supervisor.prepare(fleet, wanted, Terms(**terms))
+        supervisor.Supervisor(fleet, run_folder, wait, watch).run()
     return load_run(supervisor.finished(fleet, wanted)), run_folder.events()
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perfedrl.cli.console import exit_immediately, handled, out, print_message
+from perfedrl.cli.console import exit_stopped, handled, out, print_message
 from perfedrl.cli.stop_signal import INTERRUPTED, STOP
 from perfedrl.errors import UserError
 from perfedrl.own_modules import find_modules_in
@@ -80,12 +80,10 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.exit(code)
     except (KeyboardInterrupt, typer.Abort):
-        print_message(f"{STOP.prefix}stopped", "yellow")
-        exit_immediately()
+        exit_stopped("stopped")
     except Exception as error:
         if STOP.received is not None:  # the exception of a signal may become another one, as in an import
-            print_message(f"{STOP.prefix}stopped", "yellow")
-            exit_immediately()
+            exit_stopped("stopped")
         said = in_one_sentence(error)
         if said is None:
             raise

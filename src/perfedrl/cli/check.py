@@ -66,5 +66,6 @@ def check(
         content = {"environment": found.environment, "ok": found.ok, "summary": found.summary}
         findings = [{"level": level, "text": text} for level, text in found.findings]
         write_atomically(json_file, console.as_json({**content, "findings": findings}))
+        console.print_written([json_file])
     if not found.ok:
         raise typer.Exit(2)

@@ -47,17 +47,14 @@ def training(restart: bool) -> Iterator[Any]:
     from perfedrl.experiments.training import Interrupted
     from perfedrl.simulation.progress import show_progress
 
-    same = "the same command without --restart" if restart else "the same command"
     try:
         STOP.check()
         with show_progress(err) as shown:
             yield [StopBetweenRounds(), shown]
     except Interrupted as stop:
-        print_message(f"{STOP.prefix}{stop}; run {same} to go on from there", "yellow")
-        exit_immediately()
+        exit_stopped(f"{stop}; run {same_command(restart)} to go on from there")
     except KeyboardInterrupt:
-        print_message(f"{STOP.prefix}stopped; what was saved before is kept, and {same} does the rest", "yellow")
-        exit_immediately()
+        exit_stopped(f"stopped; what was saved before is kept, and {same_command(restart)} does the rest")
 
 
 def print_warning(message: str) -> None:
@@ -127,6 +124,17 @@ def as_json(content: Any) -> bytes:
 def print_message(message: str, style: str | None = None) -> None:
     """Print a message to standard error, without interpreting brackets as markup."""
     err.print(message, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def same_command(restart: bool) -> str:
+    """The command that goes on with a stopped one, in words."""
+    return "the same command without --restart" if restart else "the same command"
+
+
+def exit_stopped(sentence: str) -> NoReturn:
+    """Say where a command was stopped by Ctrl-C or SIGTERM, and exit."""
+    print_message(f"{STOP.prefix}{sentence}", "yellow")
+    exit_immediately()
 
 
 def exit_immediately() -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from perfedrl.cli.console import err, exit_immediately, handled, out, print_message
+from perfedrl.cli.console import err, exit_stopped, handled, out, print_message, same_command
 from perfedrl.cli.stop_signal import STOP
 from perfedrl.errors import UserError
 from perfedrl.own_modules import find_modules_in
@@ -161,7 +161,7 @@ def train_and_show(
     from perfedrl.experiments.config import read_config
     from perfedrl.experiments.store import load_run
     from perfedrl.federation.engine.fleet_folder import FleetFolder
-    from perfedrl.federation.engine.supervisor import Supervisor, finished, prepare
+    from perfedrl.federation.engine.supervisor import Supervisor, finished, only_training, prepare
     from perfedrl.federation.environment_report import agents_of
     from perfedrl.federation.server.network_config import networked, trained_config
     from perfedrl.report import tables
@@ -176,9 +176,10 @@ def train_and_show(
     trained = done is None
     if trained:
         places = dict.fromkeys((Path.cwd(), file.parent.resolve()))
-        run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
-        with handled(), live_line(restart) as watch:
-            Supervisor(fleet, run_folder, wait, watch).run()
+        with handled(), only_training(fleet):
+            run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
+            with live_line(restart) as watch:
+                Supervisor(fleet, run_folder, wait, watch).run()
         done = finished(fleet, config)
     assert done is not None
     run = replace(load_run(done, trained_config(done, config)), from_disk=not trained)
@@ -190,7 +191,7 @@ def train_and_show(
 def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
     """Show a run's progress, as a live line or plain lines, and a lasting line for every unusual event.
 
-    Ctrl-C and SIGTERM stop the run.
+    Ctrl-C and SIGTERM stop the run, at the latest when it is shown again: NVFlare drops exceptions of signals.
     """
     try:
         if not err.is_terminal:
@@ -201,6 +202,7 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
             task = bars.add_task("starting", total=None, about="")
 
             def watch(view: Any) -> None:
+                STOP.check()
                 print_news(view)
                 now = view.progress
                 bars.update(task, description=view.doing, completed=now.get("round", 0), total=now.get("rounds"))
@@ -208,9 +210,7 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
 
             yield watch
     except KeyboardInterrupt:
-        same = "the same command without --restart" if restart else "the same command"
-        print_message(f"{STOP.prefix}stopped; run {same} to continue from the last round", "yellow")
-        exit_immediately()
+        exit_stopped(f"stopped; run {same_command(restart)} to continue from the last round")
 
 
 class FleetLines:
@@ -220,6 +220,7 @@ class FleetLines:
         self._clock, self._when, self._said = clock, clock(), ("", 0)
 
     def __call__(self, view: Any) -> None:
+        STOP.check()
         print_news(view)
         doing, round_ = now = view.doing, view.progress.get("round", 0)
         due = now != self._said and self._clock() - self._when >= SECONDS_BETWEEN_LINES

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
 import jax
@@ -106,7 +105,11 @@ def report_of(tasks: Any) -> EnvironmentReport:
     task = jax.tree.map(lambda x: x[0], tasks)
     size = observation_size(Fleet(tasks), "mlp")
     spaces = int(task.horizon), size, task.actions, task.action_size
-    names = set(jax.eval_shape(partial(episode_outcomes, task), made_up_episodes(1, *spaces))) - {"return"}
+
+    def outcomes() -> Any:
+        return episode_outcomes(task, made_up_episodes(1, *spaces))
+
+    names = set(jax.eval_shape(outcomes)) - {"return"}
     about = zip(("horizon", "observation_size", "actions", "action_size"), spaces, strict=True)
     return checked_report({**dict(about), "discount": float(task.discount), "outcomes": sorted(names)})
 

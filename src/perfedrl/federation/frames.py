@@ -20,6 +20,8 @@ from perfedrl.errors import UserError
 LIMIT = 256 * 2**20
 """The largest frame in bytes."""
 LONGEST_HEADER, MOST_TENSORS, MOST_FIELDS, LONGEST_NAME, MOST_AXES = 2**20, 4096, 64, 256, 16
+FAILED_EPISODES = "failed_episodes"
+"""The field of an upload with the number of episodes that failed and were drawn again."""
 PIECE = 2**18
 """Bytes that are read at a time: memory is taken only for bytes that have arrived."""
 

@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import poles
 import pytest
 import tomli_w
 
 from perfedrl.errors import UserError
+from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent import daemon as daemons
 from perfedrl.federation.agent.config import make_agent_config
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, DaemonError, call
@@ -64,8 +66,8 @@ class Process:
         self.folder = Path(tempfile.mkdtemp(prefix="pf", dir="/tmp"))
         self.socket, self.process = self.folder / "s" / "a.sock", None
 
-    def start(self, pause=0.0):
-        fleet = {"env": "robots:robot", "pause": pause, "calls": str(self.folder / "calls")}
+    def start(self, pause=0.0, fleet=None):
+        fleet = fleet or {"env": "robots:robot", "pause": pause, "calls": str(self.folder / "calls")}
         (self.folder / "agent.toml").write_text(tomli_w.dumps({"fleet": fleet}))
         arguments = [self.folder / "agent.toml", self.socket, self.folder / "own"]
         paths = [str(Path(__file__).parents[2] / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -113,6 +115,30 @@ def process():
     if daemon.process and daemon.process.poll() is None:
         daemon.end(signal.SIGKILL)
     shutil.rmtree(daemon.folder)
+
+
+CLOSING = """
+    def close(self):
+        super().close()
+        with open("closed", "a") as file:
+            file.write("x")
+"""
+
+
+def test_a_daemon_closes_its_environments_before_it_ends(process, monkeypatch):
+    (process.folder / "closing_poles.py").write_text(
+        poles.MODULE + CLOSING.replace('"closed"', repr(str(process.folder / "closed")))
+    )
+    monkeypatch.syspath_prepend(process.folder)
+    fleet = poles.agent_table(0, id="closing_poles:Pole")["fleet"]
+    process.start(fleet=fleet)
+    plan, closed = tomli_w.dumps(poles.table(1)), process.folder / "closed"
+    message = Worker(make_agent_config({"fleet": fleet}), 2).training(plan).message
+    fields = {"run": "r", "generation": "1", "round": "0", "plan": plan}
+    assert call(process.socket, Frame("update", fields, named_leaves(message)), 300).kind == "upload"
+    before = len(closed.read_text())
+    assert process.end() == 0
+    assert len(closed.read_text()) == before + poles.EPISODES["parallel"]
 
 
 def honest() -> np.ndarray:

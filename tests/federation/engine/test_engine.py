@@ -324,62 +324,137 @@ def test_an_unfinished_run_is_continued_or_restarted(fleet):
 
 
 class Stub:
-    """A connection to a server with all agents connected, which dies when a job is aborted."""
+    """A connection to a server with all agents connected; `aborted` and `closed` say what was asked of it."""
 
     def __init__(self, *args, **kwargs):
-        self.closed = False
+        self.jobs, self.aborted, self.closed = [], [], False
 
     def connected(self):
         return {"agent-0", "agent-1", "agent-2"}
 
     def unfinished(self):
-        return []
+        return self.jobs
 
     def submit(self, folder):
+        self.jobs.append("job")
         return "job"
 
     def abort(self, job):
-        raise ServerUnreachable("it is gone")
+        self.aborted.append(job)
 
     def close(self):
         self.closed = True
 
 
-def test_ctrl_c_stops_training_even_if_the_server_is_gone(fleet, monkeypatch):
-    monkeypatch.setattr(supervisor, "Operator", Stub)
+class Gone(Stub):
+    """A server that dies when a job is aborted."""
+
+    def abort(self, job):
+        raise ServerUnreachable("it is gone")
+
+
+class InterruptedInSubmit(Stub):
+    """A server that has got a job when Ctrl-C is pressed."""
+
+    def submit(self, folder):
+        super().submit(folder)
+        raise KeyboardInterrupt
+
+
+def stopped_by_ctrl_c(fleet, monkeypatch, operator, name, at="training"):
+    """A run whose training is stopped by Ctrl-C, at the latest when it shows that it is doing something."""
+    monkeypatch.setattr(supervisor, "Operator", lambda *_, **__: operator)
 
     def look(view):
-        if view.doing == "training":
+        if view.doing.startswith(at):
             raise KeyboardInterrupt
 
-    run_folder = supervisor.prepare(fleet, real_fleet.config("interrupted"), Terms(3))
+    run_folder = supervisor.prepare(fleet, real_fleet.config(name), Terms(3))
     with pytest.raises(KeyboardInterrupt):
         supervisor.Supervisor(fleet, run_folder, 1.0, look).run()
+    assert run_folder.progress()["phase"] == "stopped"
+    return run_folder
+
+
+@pytest.mark.parametrize("operator", [Stub(), Gone(), InterruptedInSubmit()], ids=lambda x: type(x).__name__)
+def test_ctrl_c_stops_training_and_its_job(fleet, monkeypatch, operator):
+    """Also if the server is gone, and if the job is submitted but its id is not known yet."""
+    run_folder = stopped_by_ctrl_c(fleet, monkeypatch, operator, f"stop-{type(operator).__name__}")
     assert run_folder.generation() == 2, "the abandoned job is not stale"
+    assert operator.aborted == ([] if isinstance(operator, Gone) else ["job"])
+    assert operator.closed
 
 
-def test_two_trainings_of_a_fleet_cannot_run_at_once(fleet):
-    run_folder = supervisor.prepare(fleet, real_fleet.config("twice"), Terms(3))
-    with (
-        service.exclusive_service(fleet.folder / "control"),
-        pytest.raises(UserError, match="a training of this fleet is running already"),
-    ):
-        supervisor.Supervisor(fleet, run_folder, 1.0).run()
+def test_ctrl_c_while_the_server_is_waited_for_is_shown_as_a_stop(fleet, monkeypatch):
+    stopped_by_ctrl_c(fleet, monkeypatch, Stub(), "unconnected", at="waiting for the server")
 
 
-def test_newcomers_are_waited_for_before_the_first_job_only(fleet, monkeypatch):
+@pytest.mark.parametrize("restart", [(), ("--restart",)], ids=["again", "restart"])
+def test_two_trainings_of_a_fleet_cannot_run_at_once(run, fleet, tmp_path, restart):
+    """The second one neither deletes nor changes what the first one has."""
+    wanted = real_fleet.config("twice")
+    (tmp_path / "c.toml").write_text(wanted.to_toml())
+    with supervisor.only_training(fleet):
+        run_folder = supervisor.prepare(fleet, wanted, Terms(3))
+        if restart:
+            run_folder.checkpoint_path.write_bytes(b"half done")
+        before = {path.name: path.read_bytes() for path in run_folder.path.iterdir()}
+        code, _, said = run("federation", "train", fleet.folder, "c.toml", *restart)
+    assert code == 2
+    assert "a training of this fleet is running already (process" in said
+    assert {path.name: path.read_bytes() for path in run_folder.path.iterdir()} == before
+
+
+def test_newcomers_are_in_jobs_after_the_last_round_only(fleet, monkeypatch):
     wanted = real_fleet.config("new", fleet={**real_fleet.MDPS, "agents": 2})
     run_folder = supervisor.prepare(fleet, wanted, Terms(2))
     assert run_folder.spec().newcomers == ("agent-2",)
     assert supervisor.prepare(fleet, wanted, Terms(2, personalize=0)).spec().newcomers == ()
     run_folder = supervisor.prepare(fleet, wanted, Terms(2))
     watching, trained = supervisor.Supervisor(fleet, run_folder, 60.0), {"agent-0", "agent-1"}
-    answers = [{"agent-2"}, trained, {*trained, "agent-2", "agent-9"}]
     monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    answers = [{"agent-2"}, {*trained, "agent-2", "agent-9"}]
     operator = SimpleNamespace(connected=lambda: answers.pop(0))
-    assert watching._gather(operator) == ["agent-0", "agent-1", "agent-2"]
-    watching.jobs, answers[:] = 1, [trained]
     assert watching._gather(operator) == ["agent-0", "agent-1"]
+    monkeypatch.setattr(run_folder, "rounds_done", lambda: wanted.rounds)
+    answers[:] = [trained, {*trained, "agent-2"}]
+    assert watching._gather(operator) == ["agent-0", "agent-1", "agent-2"]
+    answers[:] = [trained]
+    assert watching._gather(operator) == ["agent-0", "agent-1"], "newcomers are waited for once"
+
+
+class Training(Stub):
+    """A server whose job goes on; all agents that it was not deployed to are idle."""
+
+    asked = 0
+
+    def status(self, job):
+        self.asked += 1
+        return "RUNNING"
+
+    def idle(self, job):
+        return {"agent-2"}
+
+
+def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(fleet, monkeypatch):
+    wanted = real_fleet.config("undisturbed", fleet={**real_fleet.MDPS, "agents": 2})
+    run_folder, operator, now = supervisor.prepare(fleet, wanted, Terms(2)), Training(), [0.0]
+
+    def watch(view):
+        now[0] += 5.0
+        if operator.asked == 10:
+            progress = {"generation": run_folder.generation(), "phase": "trained", "round": wanted.rounds}
+            run_folder.write_progress(progress)
+
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
+    agents = watching._gather(operator)
+    job = watching._submit(operator, agents)
+    assert watching._watch_job(operator, job, set(agents)) is False, "the next job takes the newcomer in"
+    assert operator.asked >= 10
+    assert operator.aborted == []
+    assert not any(event["event"] in ("membership", "job lost") for event in run_folder.events())
 
 
 def test_a_terminal_shows_what_the_agents_daemon_says(tmp_path):

@@ -61,7 +61,7 @@ def test_a_finished_run_is_shown_and_not_trained_again(fleet, run, tmp_path):
     code, shown, said = run("federation", "status", fleet.folder)
     assert code == 0, said
     assert "agent-2: connected" in shown
-    assert "finished, round 5 of 5, 3 in, objective" in shown
+    assert "finished, round 5 of 5, 3 answered, return after adaptation" in shown
 
 
 def test_a_killed_daemon_misses_only_its_own_rounds(fleet):

@@ -8,14 +8,15 @@ import tomllib
 from dataclasses import replace
 
 import numpy as np
+import poles
 import pytest
 from in_process_fleet import CONFIG, NAMES, InProcessAgents, ask_honest_agents, new_run, train
 from real_fleet import MDPS, config
 
 from perfedrl import privacy
 from perfedrl.errors import UserError
-from perfedrl.experiments import files
-from perfedrl.experiments.config import make_config
+from perfedrl.experiments import files, own_code
+from perfedrl.experiments.config import make_config, parse_config
 from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.config import make_agent_config
@@ -270,13 +271,14 @@ def path_of(handle):
 
 def test_a_replaced_job_can_neither_write_nor_get_an_answer(agents, tmp_path):
     folder = new_run(tmp_path)
-    old = Coordinator(folder.path, folder.next_generation())
 
     def replaced(_):
         folder.next_generation()
 
+    engine = InProcessAgents(agents, {("update", 1): replaced})
+    old = Coordinator(folder.path, folder.next_generation())._open(engine)
     with pytest.raises(StaleJob, match="was replaced"):
-        old.run(InProcessAgents(agents, {("update", 1): replaced}))
+        old.train(engine)
     assert rounds_of(folder) == [0]
     train(folder, InProcessAgents(agents))
     question = old.machine.frame(old.state, "update")
@@ -343,6 +345,20 @@ def test_a_job_finds_modules_where_the_training_was_started(tmp_path, monkeypatc
     (mine / "policies_of_mine.py").write_text("from perfedrl.policies import table\n")
     train(folder, ask_honest_agents)
     assert folder.progress()["phase"] == "finished"
+
+
+def test_a_job_saves_the_run_where_it_is_expected_although_it_finds_more_code(tmp_path, monkeypatch):
+    """The server may have modules of the user's own that `train` does not find: they count for no digest there."""
+    wanted = parse_config(poles.table(1, id="poles_of_the_server:Pole"))
+    folder = new_run(tmp_path, wanted)
+    (tmp_path / "poles_of_the_server.py").write_text(poles.MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(own_code, "_read", {})  # as in another process
+    assert wanted.code is None
+    assert parse_config(tomllib.loads(wanted.to_toml())).folder != wanted.folder
+    monkeypatch.setattr(own_code, "_read", {})
+    train(folder, ask_honest_agents)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [wanted.folder]
 
 
 def test_a_checkpoint_of_another_run_or_shape_is_rejected(agents, tmp_path):

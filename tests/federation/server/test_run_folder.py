@@ -4,9 +4,10 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from perfedrl.federation.server.run_folder import RunFolder, RunSpec, StaleJob, Terms
+from perfedrl.federation.server.run_folder import RunFolder, RunSpec, ServerCheckpoint, StaleJob, Terms
 
 
 def test_readers_see_whole_files_and_whole_log_lines(tmp_path):
@@ -47,6 +48,16 @@ def test_a_specification_without_the_fields_of_later_versions_can_be_read(tmp_pa
     content = json.loads(path.read_text())
     path.write_text(json.dumps({key: content[key] for key in ("run", "config", "agents", "terms", "runs")}))
     assert folder.spec() == spec
+
+
+def test_the_rounds_that_are_done_stand_in_the_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.rounds_done() == 0
+    gate = {"quarantined": []}
+    folder.save_checkpoint(ServerCheckpoint("r", 0, 7, np.zeros(2), None, gate, 1.0), folder.next_generation())
+    assert folder.rounds_done() == 7
+    folder.checkpoint_path.write_bytes(b"damaged")
+    assert folder.rounds_done() == 0
 
 
 def test_a_cleared_run_keeps_old_jobs_out(tmp_path):

@@ -6,13 +6,14 @@ from in_process_fleet import NAMES, honest_answer
 from real_fleet import config
 
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
 from perfedrl.federation.server.run_state_machine import (
     Announce,
     Fail,
     Finish,
+    HandOver,
     Log,
     Question,
     RunStateMachine,
@@ -22,14 +23,15 @@ TWO_ROUNDS = config("machine", 2)
 FIRST, SECOND, THIRD = NAMES
 
 
-def machine(wanted=TWO_ROUNDS, generation=2, released=(), since=0, **terms):
+def machine(wanted=TWO_ROUNDS, generation=2, released=(), since=0, newcomers=(), **terms):
     terms = Terms(**{"min_agents": 2, "deadline": 10.0, "patience": 30.0, "strikes": 2, "personalize": 0, **terms})
-    return RunStateMachine(wanted, RunSpec("r", wanted.to_toml(), NAMES, terms, "runs", released, since), generation)
+    spec = RunSpec("r", wanted.to_toml(), NAMES, terms, "runs", released, since, newcomers)
+    return RunStateMachine(wanted, spec, generation)
 
 
-def answers(question, *, failing=(), silent=(), **other):
+def answers(question, *, failing=(), silent=(), newcomers=(), **other):
     """The answers of all asked agents; `other` replaces those of agents, with "-" written as "_"."""
-    asked = tuple(name for name in NAMES if name not in question.without)
+    asked = tuple(name for name in (*NAMES, *newcomers) if name not in question.without)
     spoiled = {name.replace("_", "-"): data for name, data in other.items()}
     honest = {name: honest_answer(question.frame) for name in asked if name not in (*failing, *silent)}
     failures = {name: "no agent listens" for name in failing if name in asked}
@@ -71,6 +73,55 @@ def test_the_phases_of_a_run(personalize):
     assert seen == [("prepare", 0), ("evaluate", 0), ("update", 0), ("update", 1), ("evaluate", 2), *last]
     assert isinstance(commands[-1], Finish)
     assert (state.phase, state.round, state.history.rounds.tolist()) == ("finished", 2, [0, 2])
+
+
+NEWCOMERS = ("agent-3", "agent-4")
+
+
+def trained_with_newcomers(**terms):
+    """The rules of a run with newcomers, and its checkpoint after the last round."""
+    rules = machine(newcomers=NEWCOMERS, personalize=5, **terms)
+    (state, commands), seen = rules.begin(), []
+    while (question := question_in(commands)) is not None:
+        seen.append(question.kind)
+        assert set(NEWCOMERS) <= question.without
+        state, commands = rules.answered(state, answers(question), 0.0)
+    assert "personalize" not in seen
+    assert isinstance(commands[-1], HandOver)
+    assert state.phase == "trained"
+    return rules, ServerCheckpoint("r", 0, state.round, state.server, state.history, state.gate.snapshot(), 0.0)
+
+
+def test_newcomers_personalize_in_a_job_after_the_last_round():
+    rules, saved = trained_with_newcomers()
+    state, question = until(rules, "personalize", 2, saved)
+    assert question.without == frozenset()
+    state, commands = rules.answered(state, answers(question, newcomers=NEWCOMERS), 0.0)
+    assert [agent for event, agent in events(commands) if event == "personalized"] == [*NAMES, *NEWCOMERS]
+    assert isinstance(commands[-1], Finish)
+
+
+def test_answers_of_newcomers_do_not_stand_in_for_those_of_agents_that_train():
+    rules, saved = trained_with_newcomers(min_agents=3)
+    state, question = until(rules, "personalize", 2, saved)
+    given = answers(question, newcomers=NEWCOMERS, failing=[FIRST])
+    assert len(given.frames) == 4
+    assert not question.enough(given)
+    state, commands = rules.answered(state, given, 10.0)
+    assert kinds(commands)[-2:] == ["Pause", "Question"]
+    assert question_in(commands).needed == 1
+    state, commands = rules.answered(state, answers(question_in(commands), failing=[FIRST]), 31.0)
+    assert "expected answers to 'personalize' from 3 agents, got 2" in commands[-1].reason
+
+
+def test_failed_episodes_that_agents_report_are_logged():
+    rules = machine()
+    state, question = until(rules, "update")
+    honest = decode(honest_answer(question.frame))
+    failed = encode(Frame("upload", {**honest.fields, "failed_episodes": "7"}, honest.tensors))
+    _, commands = rules.answered(state, answers(question, agent_1=failed), 0.0)
+    logged = [c.fields for c in commands if isinstance(c, Log) and c.event == "failed episodes"]
+    assert logged == [{"agent": SECOND, "round": 0, "count": 7}]
 
 
 AFTER = {

@@ -117,6 +117,7 @@ def serve(
         stack.enter_context(daemon.stopped_by_signals())
         ready()
         daemon.run()
+        agent.close()
     stopped()
     # Answers are on disk already, and JAX may crash or hang if it is shut down while another thread uses it.
     sys.stdout.flush()

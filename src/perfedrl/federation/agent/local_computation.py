@@ -16,7 +16,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl import compilation
 from perfedrl.algorithms import Algorithm
-from perfedrl.envs import Fleet
+from perfedrl.envs import Fleet, PlayedTask
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 from perfedrl.experiments.config import Config
@@ -89,6 +89,8 @@ class CompiledComputation:
 
     mean_return = None
     """Unknown: returns of training episodes stay inside the compiled function."""
+    failed_episodes = 0
+    """Compiled episodes do not fail."""
 
 
 class CompiledFunction:
@@ -164,6 +166,7 @@ class PythonComputation:
         experiment = config.experiment
         sampler, about = agent.sampler(experiment.policy, number)
         self._sampler = CheckedSampler(sampler, agent.env, float(about.discount))
+        self._about, self._failed_before = about, 0
         self._objective = PolicyObjective(
             self._sampler, experiment.policy, float(about.discount), experiment.agent.forms
         )
@@ -184,14 +187,24 @@ class PythonComputation:
         return PythonFunction(partial(personalize, m), self._objective_of, self._algorithm, self._key)
 
     def limit_time(self, deadline: float) -> None:
-        """Sample nothing more after a moment of `time.monotonic`."""
+        """Sample nothing more after a moment of `time.monotonic`; count returns and failures from now on."""
         self._sampler.deadline, self._sampler.returns = deadline, []
+        self._failed_before = self._failed_so_far
 
     @property
     def mean_return(self) -> float | None:
         """The mean return of the episodes since `limit_time`; None if none was played."""
         returns = self._sampler.returns
         return float(np.mean(np.concatenate(returns))) if returns else None
+
+    @property
+    def failed_episodes(self) -> int:
+        """The number of episodes that failed since `limit_time`; samplers of one's own do not count them."""
+        return self._failed_so_far - self._failed_before
+
+    @property
+    def _failed_so_far(self) -> int:
+        return self._about.failures.episodes if isinstance(self._about, PlayedTask) else 0
 
 
 class PythonFunction:

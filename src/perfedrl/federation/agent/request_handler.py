@@ -21,7 +21,7 @@ from perfedrl.federation.agent.answer_store import Answer, AnswerStore, digest
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
 from perfedrl.federation.environment_report import PLAN_TABLE
-from perfedrl.federation.frames import Frame
+from perfedrl.federation.frames import FAILED_EPISODES, Frame
 from perfedrl.saved_policies.file import encode as policy_file
 from perfedrl.types import Params
 
@@ -51,6 +51,14 @@ class Agent:
         """Whether a request is being processed."""
         return self._lock.locked()
 
+    def close(self) -> None:
+        """Close the environment, unless a request is being processed, which uses it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.worker.close()
+            finally:
+                self._lock.release()
+
     def tell(self, what: str) -> None:
         """Say in one line what the agent did; a closed terminal is no reason to fail."""
         with suppress(OSError):
@@ -70,6 +78,7 @@ class Agent:
             return failure(str(error))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
+            self.tell(f"{frame.kind[:40]!r} failed: {type(error).__name__}: {error}")
             return failure(f"the agent failed to process {frame.kind[:40]!r}: {type(error).__name__}, see its log")
 
     @contextmanager
@@ -86,10 +95,12 @@ class Agent:
 
     def _describe(self, frame: Frame) -> Frame:
         """Report the sizes and names of the agent's environment; empty if it is a sampler, which fits any."""
+        run, generation = text(frame, "run"), count(frame, "generation")
+        self.store.record_for(run, generation, {})  # raises if the generation is stale
         report = self.worker.config.report(self.worker.number)
-        asked = {"run": text(frame, "run"), "generation": text(frame, "generation")}
-        self.tell(f"joined the run {asked['run'][:100]}, and described its environment")
-        return Frame("described", {**asked, PLAN_TABLE: "" if report is None else report.model_dump_json()})
+        self.tell(f"joined the run {run}, and described its environment")
+        described = "" if report is None else report.model_dump_json()
+        return Frame("described", {"run": run, "generation": str(generation), PLAN_TABLE: described})
 
     def _prepare(self, frame: Frame) -> Frame:
         run, generation, begun = text(frame, "run"), count(frame, "generation"), time.monotonic()
@@ -116,6 +127,8 @@ class Agent:
         answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, private)
         spent, seconds = training.trajectories if answer.fresh else 0, time.monotonic() - begun
         about = {"seconds": f"{seconds:.6f}", "trajectories": str(spent)}
+        if answer.fresh and training.failed_episodes and not private:  # noise does not cover the count
+            about[FAILED_EPISODES] = str(training.failed_episodes)
         self.tell(told_of_round(training, round_, answer, seconds))
         asked = {"run": run, "generation": str(generation), "round": str(round_)}
         return Frame("upload", {**asked, **about, **privacy_fields(training, answer.releases)}, answer.upload)
@@ -148,6 +161,7 @@ class Agent:
         self.store.write(path, self._policy_file(training, own, run, outcomes, kept, how))
         which = "the shared policy is kept" if kept == "start" else "saved"
         self.tell(f"personalized with {m} trajectories: {told_of_returns(outcomes)}; {which} in {path}")
+        self.worker.close()  # the run is over for this agent
         tensors = scalars(outcomes) if self.worker.config.tell_outcomes else {}
         if frame.fields.get("parameters") == "yes":
             tensors |= {f"parameters.{name}": x for name, x in named_leaves(own).items()}
@@ -157,13 +171,14 @@ class Agent:
         self, training: LocalTraining, own: Params, run: str, outcomes: AgentOutcomes, kept: str, how: Mapping[str, int]
     ) -> bytes:
         """The agent's own policy as `perfedrl.load_policy` opens it."""
-        spaces = self.worker.config.environment_spaces(self.worker.number)
         returns = {"return_before": outcomes.before["return"], "return_after": outcomes.after["return"]}
         adaptation = {"agent": f"agent {self.worker.number}", "run": run, **how}
         about: dict[str, Any] = {**adaptation, **returns, "kept": kept}
         about["adaptations"] = [adaptation] if kept == "adapted" else []
         about |= {"fleet": self.worker.config.fleet, "algorithm": training.config.algorithm}
-        return policy_file(training.config.experiment.policy.description, named_leaves(own), spaces, about)
+        return policy_file(
+            training.config.experiment.policy.description, named_leaves(own), self.worker.environment_spaces, about
+        )
 
     def _training(self, frame: Frame) -> tuple[LocalTraining, Any]:
         """The training that a request's plan describes, and the request's message, which must fit it."""
@@ -181,7 +196,9 @@ def told_of_round(training: LocalTraining, round_: int, answer: Answer, seconds:
     if not answer.fresh:
         return f"{of_all}: {uploaded} again, nothing new was played"
     mean = "" if training.mean_return is None else f"mean return {training.mean_return:.4g}, "
-    return f"{of_all}: played {training.trajectories} episodes, {mean}{seconds:.2f} s, {uploaded}"
+    n = training.failed_episodes
+    failed = f"{n} failed and {'was' if n == 1 else 'were'} drawn again, " if n else ""
+    return f"{of_all}: played {training.trajectories} episodes, {failed}{mean}{seconds:.2f} s, {uploaded}"
 
 
 def told_of_returns(outcomes: AgentOutcomes) -> str:

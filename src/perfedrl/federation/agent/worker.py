@@ -16,7 +16,7 @@ from perfedrl.algorithms import Algorithm, Private, privatize
 from perfedrl.algorithms.wrapper import Wrapper, agent_side
 from perfedrl.compilation import jit
 from perfedrl.envs import PlayedTask
-from perfedrl.errors import UserError
+from perfedrl.errors import FAILURES, UserError, in_one_line
 from perfedrl.experiments.config import Config, whole
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.config import AgentConfig, check_number, read_plan
@@ -51,6 +51,8 @@ class Worker:
         if isinstance(tasks, PlayedTask):
             for warning in tasks.check():
                 log.warning("%s", warning)
+        # Read once: an environment is opened for it, and later another one may be open, of which there may be just one.
+        self.environment_spaces = config.environment_spaces(number)
         self._trainings: OrderedDict[str, LocalTraining] = OrderedDict()
 
     def training(self, plan: str) -> "LocalTraining":
@@ -61,6 +63,15 @@ class Worker:
         while len(self._trainings) > MOST_PLANS:
             self._trainings.popitem(last=False)
         return self._trainings[plan]
+
+    def close(self) -> None:
+        """Close the environment if it is played in Python; it opens again on demand. A failure is only reported."""
+        tasks = None if self.config.makes_sampler else self.config.tasks(self.number)
+        try:
+            if isinstance(tasks, PlayedTask):
+                tasks.close()
+        except FAILURES as error:
+            log.warning("the environment of agent %d could not be closed: %s", self.number, in_one_line(error))
 
 
 class LocalTraining:
@@ -88,6 +99,11 @@ class LocalTraining:
     def mean_return(self) -> float | None:
         """The mean return of the episodes of the last request, where they are played in Python."""
         return self._computation.mean_return
+
+    @property
+    def failed_episodes(self) -> int:
+        """The number of episodes of the last request that failed and were drawn again, where they are counted."""
+        return self._computation.failed_episodes
 
     def prepare(self) -> None:
         """Compile the functions of a round and of an evaluation, where they are compiled at all."""

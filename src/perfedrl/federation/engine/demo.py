@@ -13,7 +13,7 @@ from perfedrl.experiments.config import Config, make_config
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.local_fleet import local_fleet
-from perfedrl.federation.engine.supervisor import Supervisor, View, Watch, finished, prepare
+from perfedrl.federation.engine.supervisor import Supervisor, View, Watch, finished, only_training, prepare
 from perfedrl.federation.frames import Frame
 from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunFolder, Terms
@@ -39,8 +39,9 @@ def run(folder: Path, watch: Watch) -> tuple[Path, RunFolder]:
     agent_config.write_text(f'[fleet]\nenv = "arc"\ngoals = {AGENTS}\nheld_out = 0\n', encoding="utf-8")
     with local_fleet(folder / "fleet", AGENTS, agent_config) as fleet:
         wanted = networked(config())
-        run_folder = prepare(fleet, wanted, Terms(AGENTS - 1, deadline=60.0))
-        Supervisor(fleet, run_folder, wait=60.0, watch=_killing(fleet, run_folder, watch)).run()
+        with only_training(fleet):
+            run_folder = prepare(fleet, wanted, Terms(AGENTS - 1, deadline=60.0))
+            Supervisor(fleet, run_folder, wait=60.0, watch=_killing(fleet, run_folder, watch)).run()
         done = finished(fleet, wanted)
     assert done is not None
     return done, run_folder

@@ -57,7 +57,7 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         )
         bridge = client_process(kit).start()
         tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
-        stand_by([bridge, daemon], tell, spoken=lambda: lines_of(daemon, kit.info.number))
+        stand_by([bridge, daemon], tell, new_lines=lambda: lines_of(daemon, kit.info.number))
 
 
 def wait_for(daemon: RestartingProcess, socket: Path, name: str) -> None:
@@ -80,15 +80,17 @@ def lines_of(daemon: RestartingProcess, number: int) -> list[str]:
     return [line for line in daemon.new_lines() if line.startswith(line_of(number))]
 
 
-def stand_by(processes: Sequence[RestartingProcess], tell: Tell, spoken: Callable[[], list[str]] = list) -> None:
-    """Wait for a signal, then end the processes; report restarts, and pass on what is spoken."""
+def stand_by(
+    processes: Sequence[RestartingProcess], tell: Tell, new_lines: Callable[[], list[str]] | None = None
+) -> None:
+    """Wait for a signal, then end the processes; report restarts, and the lines that `new_lines` returns meanwhile."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     seen = [process.deaths for process in processes]
     try:
         while not stopping.wait(0.5):
-            for line in spoken():
+            for line in new_lines() if new_lines is not None else ():
                 tell(line)
             for i, process in enumerate(processes):
                 if process.deaths > seen[i]:

@@ -4,8 +4,9 @@ import math
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from perfedrl.federation.engine.processes import check_clock
 from perfedrl.federation.engine.service import exclusive_service
 from perfedrl.federation.environment_report import agents_of
 from perfedrl.federation.server.network_config import least_agents, networked
-from perfedrl.federation.server.run_folder import RunFolder, RunSpec, Terms
+from perfedrl.federation.server.run_folder import TRAINED, RunFolder, RunSpec, Terms
 
 POLL, POLL_SERVER = 0.2, 2.0
 """Seconds between two reads of a run's progress, and between two requests for the status of its job and agents."""
@@ -49,6 +50,13 @@ class View:
 Watch = Callable[[View], None]
 
 
+@contextmanager
+def only_training(fleet: FleetFolder) -> Iterator[None]:
+    """Keep other processes from training this fleet; to be held around `prepare` and `Supervisor.run`."""
+    with exclusive_service(fleet.folder / "control", "a training of this fleet"):
+        yield
+
+
 def prepare(
     fleet: FleetFolder,
     config: Config,
@@ -62,7 +70,8 @@ def prepare(
 
     `config` may be a `networked` one already, whose experiment is then not built again. Agents in `release` leave
     quarantine. The fleet's agents beyond those that the config trains are newcomers, which personalize at the end.
-    Modules that the config names are looked for in `folders`, by default in the current one.
+    Modules that the config names are looked for in `folders`, by default in the current one. The caller holds
+    `only_training`, since files of the run are deleted and written.
     """
     config = networked(config, seed)
     needed, there = agents_of(config), len(fleet.info.agents)
@@ -101,9 +110,9 @@ def finished(fleet: FleetFolder, config: Config, seed: int | None = None) -> Pat
 class Supervisor:
     """Submits jobs until a run is finished.
 
-    It waits for all agents of the run, and before the first job for newcomers too; after `wait` seconds `min_agents`
-    that train are enough, and agents that come later are taken in by a new job. Replaced jobs are fenced off: they can
-    neither write to the run's folder nor get an answer.
+    It waits for all agents that train; after `wait` seconds `min_agents` of them are enough, and agents that come later
+    are taken in by a new job. Newcomers are only in jobs after the last round, so that they cannot disturb training.
+    Replaced jobs are fenced off: they can neither write to the run's folder nor get an answer.
     """
 
     def __init__(self, fleet: FleetFolder, run_folder: RunFolder, wait: float, watch: Watch = lambda _: None):
@@ -112,66 +121,86 @@ class Supervisor:
         self.fleet, self.run_folder, self.wait, self.watch = fleet, run_folder, wait, watch
         self.spec = run_folder.spec()
         self.jobs = 0
+        self._rounds: int = tomllib.loads(self.spec.config)["rounds"]
+        self._operator: Operator | None = None
+        self._members, self._awaited_newcomers = self.spec.agents, False
         self._fruitless, self._round, self._counted = 0, -1, 0
         self._log_offset, self._ended = run_folder.events_since(0)[1], set[str]()
         self._admissions: dict[str, tuple[int, float]] = {}
 
     def run(self) -> None:
-        """Train to the end of the run; raise errors that a new job cannot solve."""
+        """Train to the end of the run; raise errors that a new job cannot solve. Ctrl-C aborts the job."""
         check_clock(self.fleet.operator / "startup" / "client.crt")
-        folder = self.fleet.folder / "control"
-        with exclusive_service(folder, "a training of this fleet"):
+        try:
             while not self._one_job():
                 self._check_progress()
+        except KeyboardInterrupt:
+            self._stop()
+            raise
+        finally:
+            self._disconnect()
 
     def _one_job(self) -> bool:
         """Submit one job and follow it; return whether the run is finished."""
-        operator = self._connect()
         try:
+            operator = self._connect()
             agents = self._gather(operator)
             job = self._submit(operator, agents)
-            return self._follow(operator, job, agents)
+            return self._watch_job(operator, job, set(agents))
         except ServerUnreachable as error:
             self.run_folder.log("server lost", reason=str(error))
         except RequestDeclined as error:
             self.run_folder.log("job lost", reason=str(error))
-        finally:
-            operator.close()
         return False
+
+    def _stop(self) -> None:
+        """Fence off the jobs of the run, abort them if the server answers, and show that the run is stopped."""
+        self.run_folder.next_generation()
+        if self._operator is not None:
+            with suppress(ServerUnreachable, RequestDeclined):
+                self._abort_unfinished(self._operator)
+        self.run_folder.write_progress({**self.run_folder.progress(), "phase": "stopped", "agents": {}})
 
     def _show(self, doing: str, connected: set[str] | None = None) -> None:
         """Pass a view to `watch`."""
         news, self._log_offset = self.run_folder.events_since(self._log_offset)
-        expected = (*self.spec.agents, *self.spec.newcomers)
-        self.watch(View(doing, self.run_folder.progress(), connected or set(), expected, news))
+        self.watch(View(doing, self.run_folder.progress(), connected or set(), self._members, news))
 
     def _connect(self) -> Operator:
         """Wait for the server, and connect to it."""
+        self._disconnect()
         while True:
             self._show(f"waiting for the server, which `perfedrl federation server {self.fleet.folder}` starts")
             with suppress(ServerUnreachable):
-                return Operator(self.fleet, timeout=5.0)
+                self._operator = Operator(self.fleet, timeout=5.0)
+                return self._operator
             time.sleep(1.0)
 
+    def _disconnect(self) -> None:
+        """Close the connection to the server, if there is one."""
+        if self._operator is not None:
+            self._operator.close()
+            self._operator = None
+
     def _gather(self, operator: Operator) -> list[str]:
-        """Wait for the agents; return the connected ones."""
+        """Wait for the agents of the next job, for newcomers only once; return the connected ones."""
         end, least = time.monotonic() + self.wait, self.spec.terms.min_agents
-        everybody = {*self.spec.agents, *self.spec.newcomers}
-        expected = everybody if self.jobs == 0 else set(self.spec.agents)
+        over = self.run_folder.rounds_done() >= self._rounds
+        self._members = (*self.spec.agents, *self.spec.newcomers) if over else self.spec.agents
+        members, trained = set(self._members), set(self.spec.agents)
+        expected = trained if self._awaited_newcomers else members
         while True:
-            connected = operator.connected() & everybody
+            connected = operator.connected() & members
             self._show("waiting for agents", connected)
             late = time.monotonic() > end
-            if connected >= expected or (late and len(connected & set(self.spec.agents)) >= least):
+            if connected >= expected or (late and len(connected & trained) >= least):
+                self._awaited_newcomers = over
                 return sorted(connected)
             time.sleep(0.5)
 
     def _submit(self, operator: Operator, agents: list[str]) -> str:
         """Abort old jobs and submit one of a new generation; return its id."""
-        for old in set(operator.unfinished()) - self._ended:
-            self._ended.add(old)  # a server that was killed lists its jobs as unfinished for ever
-            with suppress(RequestDeclined):
-                operator.abort(old)
+        self._abort_unfinished(operator)
         generation = self.run_folder.next_generation()
         folder = write_job(
             self.run_folder.path / "job", self.run_folder.path, generation, agents, self.spec.terms.deadline
@@ -181,19 +210,15 @@ class Supervisor:
         self.run_folder.log("submitted", generation=generation, job=job, agents=agents)
         return job
 
-    def _follow(self, operator: Operator, job: str, agents: list[str]) -> bool:
-        """Follow a job to its end; return whether the run is finished. Ctrl-C aborts the job."""
-        try:
-            return self._watch_job(operator, job, set(agents))
-        except KeyboardInterrupt:
-            self.run_folder.next_generation()
-            with suppress(ServerUnreachable, RequestDeclined):
+    def _abort_unfinished(self, operator: Operator) -> None:
+        """Abort all jobs that the server considers unfinished, each once."""
+        for job in set(operator.unfinished()) - self._ended:
+            self._ended.add(job)  # a server that was killed lists its jobs as unfinished for ever
+            with suppress(RequestDeclined):
                 operator.abort(job)
-            self.run_folder.write_progress({**self.run_folder.progress(), "phase": "stopped", "agents": {}})
-            raise
 
     def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
-        """Poll a job until the run or the job ends, or until new agents are to be taken in."""
+        """Poll a job until the run or the job ends, or until agents are to be taken in; return whether all is done."""
         generation, began = self.run_folder.generation(), time.monotonic()
         polled, idle, connected = began, set[str](), set(agents)
         while True:
@@ -203,6 +228,8 @@ class Supervisor:
                 if progress["phase"] == "finished":
                     self._show("finished")
                     return True
+                if progress["phase"] == TRAINED:
+                    return False
                 if progress["phase"] == "failed" and progress.get("mendable"):
                     raise UserError(progress["error"])
             self._show("training", connected)
@@ -210,10 +237,12 @@ class Supervisor:
                 continue
             polled = time.monotonic()
             if operator.status(job).startswith("FINISHED"):
-                self.run_folder.log("job lost", job=job)
                 now = self.run_folder.progress()
-                return now.get("generation") == generation and now.get("phase") == "finished"
-            connected = operator.connected() & {*self.spec.agents, *self.spec.newcomers}
+                phase = now.get("phase") if now.get("generation") == generation else None
+                if phase not in ("finished", TRAINED):
+                    self.run_folder.log("job lost", job=job)
+                return phase == "finished"
+            connected = operator.connected() & set(self._members)
             without, idle = idle, connected & operator.idle(job)
             if polled - began > SETTLE and (coming := self._to_readmit(idle & without)):
                 self.run_folder.log("membership", agents=coming)

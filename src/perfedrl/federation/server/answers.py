@@ -8,14 +8,14 @@ import jax
 import numpy as np
 
 from perfedrl.federation.environment_report import ReportedTask
-from perfedrl.federation.frames import BadFrame, Frame, decode
+from perfedrl.federation.frames import FAILED_EPISODES, BadFrame, Frame, decode
 from perfedrl.federation.server.upload_checks import printable
 from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.history import History
 from perfedrl.simulation.simulator import RETURNS
 
-MOST_OUTCOMES = 64
-"""The largest number of outcomes in one answer."""
+MOST_OUTCOMES, LONGEST_COUNT = 64, 9
+"""The largest number of outcomes in one answer, and of digits in a count."""
 
 
 @dataclass
@@ -85,6 +85,15 @@ def epsilon_in(data: bytes) -> float | None:
     except (BadFrame, ValueError):
         return None
     return epsilon if 0 <= epsilon < float("inf") else None
+
+
+def failed_episodes_in(data: bytes) -> int:
+    """The number of failed episodes that an agent reports with its upload; 0 if it is missing or invalid."""
+    try:
+        count = decode(data).fields.get(FAILED_EPISODES, "")
+    except BadFrame:
+        return 0
+    return int(count) if count.isascii() and count.isdigit() and len(count) <= LONGEST_COUNT else 0
 
 
 def outcome_names(experiment: Experiment) -> list[str]:

@@ -20,9 +20,9 @@ from perfedrl.federation.server.run_folder import RunFolder, ServerCheckpoint
 from perfedrl.federation.server.run_state_machine import (
     Announce,
     Command,
-    CoordinatorState,
     Fail,
     Finish,
+    HandOver,
     Log,
     Pause,
     Question,
@@ -40,19 +40,11 @@ PAUSE = 1.0
 class Coordinator:
     """Trains a run from its last checkpoint to its end; a crash costs at most the round under way.
 
-    `observers` watch it like a simulated run. What is declared here is set when `run` begins: agents may have to be
-    asked first.
+    `observers` watch it like a simulated run.
     """
 
-    machine: RunStateMachine
-    state: CoordinatorState
-    presenter: Presenter
-    observers: tuple[Observer, ...]
-    report: EnvironmentReport | None
-    seconds: float
-
     def __init__(self, folder: Path, generation: int, observers: Sequence[Observer] = ()):
-        self.folder, self.generation, self._observers = RunFolder(folder), generation, tuple(observers)
+        self.folder, self.generation, self.observers = RunFolder(folder), generation, tuple(observers)
         with self.folder.writing(generation):
             self.spec = self.folder.spec()
         for place in self.spec.folders:
@@ -64,7 +56,41 @@ class Coordinator:
 
     def run(self, ask: AskAgents) -> None:
         """Train to the end."""
-        commands = self._open(ask)
+        self._open(ask).train(ask)
+
+    def _open(self, ask: AskAgents) -> "OpenRun":
+        """Build the run, on the agents' report where they bring their environments, which they are asked for first."""
+        presenter = Presenter(self.folder, self.spec.run, self.generation, self.config.rounds, self.spec.agents)
+        config, report = self.config, None
+        if agents_bring_environments(config):
+            report = settled_report(presenter, self.spec, self.generation, ask)
+            config = with_report(config, report)
+            check_uploads(config)
+        machine = RunStateMachine(config, self.spec, self.generation, plan_text(self.spec.config, report))
+        saved = self.folder.load_checkpoint(self.spec.run, machine.start)
+        return OpenRun(machine, saved, presenter, self.observers, report)
+
+
+class OpenRun:
+    """A run that is being trained: its state machine, its state, and what is told of it."""
+
+    def __init__(
+        self,
+        machine: RunStateMachine,
+        saved: ServerCheckpoint | None,
+        presenter: Presenter,
+        observers: tuple[Observer, ...],
+        report: EnvironmentReport | None,
+    ):
+        self.machine, self.presenter, self.report, self.folder = machine, presenter, report, presenter.folder
+        self.config, self.spec, self.generation = machine.config, machine.spec, machine.generation
+        self.observers = (presenter, *observers)
+        self.state, self._first_commands = machine.begin(saved)
+        self.seconds = 0.0 if saved is None else saved.seconds
+        self._began = time.monotonic() - self.seconds
+
+    def train(self, ask: AskAgents) -> None:
+        """Train to the end, or to the end of the last round if newcomers are to be taken in."""
         if self._saved():
             self.presenter.on_start(self.run_state)
             self._end()
@@ -72,29 +98,13 @@ class Coordinator:
         for observer in self.observers:
             observer.on_start(self.run_state)
         asked: dict[tuple[str, int], float] = {}
+        commands: Sequence[Command] = self._first_commands
         while question := self._carry_out(commands):
             began = asked.setdefault((question.kind, question.round), time.monotonic())
             answers = self._ask(ask, question)
             self.state, commands = self.machine.answered(self.state, answers, time.monotonic() - began)
             if self.state.round > question.round:
                 self.presenter.round_took(time.monotonic() - began)
-
-    def _open(self, ask: AskAgents) -> Sequence[Command]:
-        """Build the run, on the agents' report where they bring their environments; return the first commands."""
-        report: EnvironmentReport | None = None
-        if agents_bring_environments(self.config):
-            report = settled_report(self.folder, self.spec, self.generation, ask)
-            self.config = with_report(self.config, report)
-            check_uploads(self.config)
-        self.report = report
-        self.machine = RunStateMachine(self.config, self.spec, self.generation, plan_text(self.spec.config, report))
-        saved = self.folder.load_checkpoint(self.spec.run, self.machine.start)
-        self.state, commands = self.machine.begin(saved)
-        self.seconds = 0.0 if saved is None else saved.seconds
-        self._began = time.monotonic() - self.seconds
-        self.presenter = Presenter(self.folder, self.spec.run, self.generation, self.config.rounds, self.spec.agents)
-        self.observers = (self.presenter, *self._observers)
-        return commands
 
     def _ask(self, ask: AskAgents, question: Question) -> Answers:
         """Send a question and show the answers while they come in."""
@@ -117,6 +127,8 @@ class Coordinator:
                     announce(self.observers, self.run_state)
                 case Pause():
                     time.sleep(PAUSE)
+                case HandOver():
+                    self.presenter.show(self.state)
                 case Finish():
                     self._finish()
                 case Fail(reason):

@@ -3,64 +3,76 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from perfedrl.errors import UserError
 from perfedrl.federation.environment_report import MOST_OUTCOMES, PLAN_TABLE, EnvironmentReport, parsed_report
 from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.server.answers import Answers, AskAgents, of_kind
-from perfedrl.federation.server.run_folder import RunFolder, RunSpec
+from perfedrl.federation.server.presenter import Presenter
+from perfedrl.federation.server.run_folder import RunSpec
 from perfedrl.federation.server.upload_checks import printable
 
 PAUSE = 1.0
 """Seconds before agents are asked again of which too few answered."""
+UNLIKE = "unlike"
+"""The logged event of an agent that does not take part, since its environment or its report does not fit."""
+
+Reports = dict[str, EnvironmentReport | None]
+"""Reports by agent name; None of a sampler, which fits any."""
 
 
-def settled_report(folder: RunFolder, spec: RunSpec, generation: int, ask: AskAgents) -> EnvironmentReport:
+def settled_report(presenter: Presenter, spec: RunSpec, generation: int, ask: AskAgents) -> EnvironmentReport:
     """The report that the run is built on: that of an earlier job, or the one that its agents agree on now."""
+    folder = presenter.folder
     saved = folder.report()
     if saved is not None:
         return parsed_report(saved)
-    began = time.monotonic()
-    while True:
-        reports, refused, waiting = _ask(folder, spec, generation, ask)
-        if len(reports) >= spec.terms.min_agents:
-            break
-        if not waiting or time.monotonic() - began > spec.terms.patience:
-            reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(refused.items()))
-            needed, came = spec.terms.min_agents, len(reports)
-            raise UserError(f"expected reports of environments from {needed} agents, got {came}{reasons}")
-        time.sleep(PAUSE)
+    reports = _enough_reports(presenter, spec, generation, ask)
     agreed = agreement(reports, spec.terms.min_agents)
     for name, report in reports.items():
         if report is not None and not report.fits(agreed):
-            folder.log("unlike", agent=name, reason=f"it has {report}; the others have {agreed}")
+            folder.log(UNLIKE, agent=name, reason=f"it has {report}; the others have {agreed}")
     folder.write_report(agreed.model_dump_json(), generation)
     return agreed
 
 
+def _enough_reports(presenter: Presenter, spec: RunSpec, generation: int, ask: AskAgents) -> Reports:
+    """Ask until enough agents have reported; raise an error once so many can no longer do, or after `patience`."""
+    began, needed, logged = time.monotonic(), spec.terms.min_agents, set[str]()
+    while True:
+        reports, refused, failures = _ask(presenter, spec, generation, ask)
+        for name in sorted(refused.keys() - logged):
+            presenter.log(UNLIKE, {"agent": name, "reason": refused[name]})
+        logged |= refused.keys()
+        if len(reports) >= needed:
+            return reports
+        if len(spec.agents) - len(refused) < needed or time.monotonic() - began > spec.terms.patience:
+            reasons = "".join(f"; {name}: {reason}" for name, reason in sorted({**failures, **refused}.items()))
+            raise UserError(f"expected reports of environments from {needed} agents, got {len(reports)}{reasons}")
+        time.sleep(PAUSE)
+
+
 def _ask(
-    folder: RunFolder, spec: RunSpec, generation: int, ask: AskAgents
-) -> tuple[dict[str, EnvironmentReport | None], dict[str, str], bool]:
-    """Ask once; return the reports, why other answers are none, and whether more may come."""
+    presenter: Presenter, spec: RunSpec, generation: int, ask: AskAgents
+) -> tuple[Reports, dict[str, str], dict[str, str]]:
+    """Ask once; return the reports, why other answers are none, and why agents did not answer."""
     about = {"run": spec.run, "generation": generation, "round": 0}
     frame = encode(Frame("describe", {name: str(value) for name, value in about.items()}))
 
     def enough(answers: Answers) -> bool:
-        status: dict[str, Any] = {name: "in" if name in answers.frames else "waiting" for name in spec.agents}
-        folder.write_progress({**about, "phase": "describe", "agents": status, "time": time.time()})
+        presenter.waiting(None, answers)
         return False
 
     answers = ask("describe", frame, set(spec.newcomers), enough, spec.terms.deadline)
     came, refused = of_kind(answers, "described")
-    reports: dict[str, EnvironmentReport | None] = {}
+    reports: Reports = {}
     for name, answer in came.items():
         try:
             text = answer.fields.get(PLAN_TABLE, "")
             reports[name] = parsed_report(text) if text else None
         except UserError as error:
             refused[name] = printable(str(error))
-    return reports, {**answers.failures, **refused}, len(reports) + len(refused) < len(spec.agents)
+    return reports, refused, answers.failures
 
 
 def agreement(reports: Mapping[str, EnvironmentReport | None], least: int) -> EnvironmentReport:

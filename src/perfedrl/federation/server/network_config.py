@@ -93,8 +93,13 @@ def sends_messages(algorithm: Algorithm, policy: Any) -> bool:
 
 
 def config_of(text: str) -> Config:
-    """Read the config in a run's specification."""
+    """Read the config in a run's specification.
+
+    Its digests of own code are those of the specification, also where it has none: a job may find modules that the
+    process which wrote it did not, and must save the run in the folder in which that process expects it.
+    """
     try:
-        return parse_config(tomllib.loads(text))
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the plan is not valid TOML: {error}") from error
+    return parse_config(table).model_copy(update={"code": table.get("code")})

@@ -45,33 +45,35 @@ class Presenter(Observer):
         """Append an event to the run's log."""
         self.folder.log(event, **fields)
 
-    def waiting(self, state: CoordinatorState, answers: Answers) -> None:
+    def waiting(self, state: CoordinatorState | None, answers: Answers) -> None:
         """Show the answers that came in so far, unless the status was written a moment ago."""
         if time.monotonic() - self._shown > LEAST_INTERVAL:
             self.show(state, answers)
 
-    def show(self, state: CoordinatorState, answers: Answers | None = None) -> None:
-        """Write the status."""
+    def show(self, state: CoordinatorState | None, answers: Answers | None = None) -> None:
+        """Write the status; there is no state yet while agents describe their environments."""
         self._shown = time.monotonic()
-        status = {"run": self._run, "generation": self._generation, "round": state.round, "rounds": self._rounds}
-        status |= {"phase": state.phase, "agents": agents_status(self._names, state, answers)}
+        round_, phase, epsilon = (0, "describe", None) if state is None else (state.round, state.phase, state.epsilon)
+        status = {"run": self._run, "generation": self._generation, "round": round_, "rounds": self._rounds}
+        status |= {"phase": phase, "agents": agents_status(self._names, state, answers)}
         status |= {"objective": self._objective, "seconds_per_round": self._seconds_per_round}
-        self.folder.write_progress({**status, "epsilon": state.epsilon, "time": time.time()})
+        self.folder.write_progress({**status, "epsilon": epsilon, "time": time.time()})
 
 
-def agents_status(names: tuple[str, ...], state: CoordinatorState, answers: Answers | None) -> dict[str, str]:
+def agents_status(names: tuple[str, ...], state: CoordinatorState | None, answers: Answers | None) -> dict[str, str]:
     """One word for each agent: quarantined, away, in, failed, lost or waiting."""
+    lost, quarantined = (set(), set()) if state is None else (state.lost, state.gate.quarantined)
 
     def status(name: str) -> str:
-        if name in state.gate.quarantined:
+        if name in quarantined:
             return "quarantined"
         if answers is None:
-            return "lost" if name in state.lost else "in"
+            return "lost" if name in lost else "in"
         if name not in answers.asked:
             return "away"
         if name in answers.frames:
             return "in"
-        return "failed" if name in answers.failures else "lost" if name in state.lost else "waiting"
+        return "failed" if name in answers.failures else "lost" if name in lost else "waiting"
 
     return {name: status(name) for name in names}
 

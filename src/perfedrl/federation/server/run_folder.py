@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import PyTree
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError
@@ -34,6 +35,8 @@ PLAN, FENCE, CHECKPOINT, PROGRESS, EVENTS = (
     "events.jsonl",
 )
 CHECKPOINT_FORMAT = "1"
+TRAINED = "trained"
+"""The phase in which a job ends after the last round, so that the next job takes in newcomers."""
 
 
 class StaleJob(UserError):  # noqa: N818
@@ -225,6 +228,13 @@ class RunFolder:
             raise UserError(f"{path} is of another run, {metadata['run']}; start again with --restart")
         server = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return ServerCheckpoint(run, seed, round_, server, History.of(arrays) if arrays else None, gate, seconds)
+
+    def rounds_done(self) -> int:
+        """The number of rounds in the checkpoint; 0 where there is none or it is damaged, which its job reports."""
+        known = OSError, SafetensorError, KeyError, ValueError
+        with suppress(*known), safe_open(self.checkpoint_path, framework="numpy") as file:
+            return int((file.metadata() or {})["round"])
+        return 0
 
     def log(self, event: str, **fields: Any) -> None:
         """Append an event to the log."""

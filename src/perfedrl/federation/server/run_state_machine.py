@@ -20,8 +20,8 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, encode
-from perfedrl.federation.server.answers import Answers, epsilon_in, history_of, of_kind, outcomes_in
-from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint
+from perfedrl.federation.server.answers import Answers, epsilon_in, failed_episodes_in, history_of, of_kind, outcomes_in
+from perfedrl.federation.server.run_folder import TRAINED, RunSpec, ServerCheckpoint
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate
 from perfedrl.simulation.history import History
@@ -32,7 +32,10 @@ from perfedrl.simulation.keys import draw_participants
 
 @dataclass(frozen=True)
 class Question:
-    """Ask all agents but `without`. `needed` answers close it once everybody in `waited_for` has answered or failed."""
+    """Ask all agents but `without`. `needed` answers close it once everybody in `waited_for` has answered or failed.
+
+    Answers of agents in `uncounted`, which do not train, are not among the `needed` ones.
+    """
 
     kind: str
     round: int
@@ -40,11 +43,13 @@ class Question:
     without: frozenset[str]
     waited_for: frozenset[str]
     needed: int
+    uncounted: frozenset[str] = frozenset()
 
     def enough(self, answers: Answers) -> bool:
         """Whether the question can be closed before its deadline."""
         answered = set(answers.frames) | set(answers.failures)
-        return len(answers.frames) >= self.needed and self.waited_for & set(answers.asked) <= answered
+        counted = set(answers.frames) - self.uncounted
+        return len(counted) >= self.needed and self.waited_for & set(answers.asked) <= answered
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """End the job after the last round: the next job takes in newcomers, and everybody personalizes."""
+
+
+@dataclass(frozen=True)
 class Finish:
     """Save the finished run."""
 
@@ -82,7 +92,7 @@ class Fail:
     reason: str
 
 
-Command = Question | Log | Save | Announce | Pause | Finish | Fail
+Command = Question | Log | Save | Announce | Pause | HandOver | Finish | Fail
 
 
 # --- state --------------------------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ class CoordinatorState:
 
     `lost` agents were silent when last asked, and are not waited for until they answer; `failing` agents reported a
     failure. Of the open question, `accepted` holds the answers taken so far, and `settled` the agents that are not
-    asked again: those that sit the round out, and those whose answer was rejected.
+    asked again: those that sit the round out, and those whose answer was rejected. The job began at round `began`.
     """
 
     round: int
@@ -109,6 +119,7 @@ class CoordinatorState:
     settled: frozenset[str] = frozenset()
     needed: int = 0
     question: Question | None = None
+    began: int = 0
 
 
 Transition = tuple[CoordinatorState, list[Command]]
@@ -121,8 +132,9 @@ class RunStateMachine:
     """The transitions of one run: `begin` gives the first question, `answered` follows each one.
 
     The phases are "prepare" (agents compile), "update" (one per round), "evaluate" (before the first round and after
-    those that the config names), "personalize" (if the terms ask for it; newcomers too) and "finished". `plan` is what
-    agents are sent of the run, by default its config.
+    those that the config names), "personalize" (if the terms ask for it; newcomers too) and "finished". If there are
+    newcomers, a job that trains ends as "trained", and the next job begins with "prepare" and "personalize". `plan` is
+    what agents are sent of the run, by default its config.
     """
 
     def __init__(self, config: Config, spec: RunSpec, generation: int, plan: str | None = None):
@@ -147,7 +159,7 @@ class RunStateMachine:
             released = self.spec.released if self.generation == self.spec.since else ()
             for name in set(released) & set(gate.quarantined):
                 gate.release(name)
-            state = CoordinatorState(saved.round, saved.server, saved.history, gate)
+            state = CoordinatorState(saved.round, saved.server, saved.history, gate, began=saved.round)
         started = Log("start", {"generation": self.generation, "round": state.round})
         state, question = self._enter(state, "prepare")
         return state, [started, question]
@@ -163,7 +175,7 @@ class RunStateMachine:
         last = state.phase == "personalize" or (state.phase == "evaluate" and state.round == self.config.rounds)
         # The last answers of a run matter for everybody: failed agents have until the deadline to come back.
         hopeful = bool(last and answers.failures and waited < self.terms.deadline)
-        if len(state.accepted) >= state.needed and not hopeful:
+        if self._came(state) >= state.needed and not hopeful:
             state, more = self._complete(state, answers)
             return state, commands + more
         possible = set(self.names) - state.settled - set(state.gate.quarantined)
@@ -197,9 +209,13 @@ class RunStateMachine:
         without |= frozenset() if state.phase == "personalize" else frozenset(self.spec.newcomers)
         waited_for = frozenset((*self.names, *self.spec.newcomers)) - without - state.lost
         frame = self.frame(state, state.phase, **fields)
-        needed = state.needed - len(state.accepted)
-        question = Question(state.phase, state.round, frame, without, waited_for, needed)
+        needed, uncounted = state.needed - self._came(state), frozenset(self.spec.newcomers)
+        question = Question(state.phase, state.round, frame, without, waited_for, needed, uncounted)
         return replace(state, question=question), question
+
+    def _came(self, state: CoordinatorState) -> int:
+        """The number of accepted answers to the open question from agents that train."""
+        return len(state.accepted.keys() & set(self.names))
 
     def _drawn(self, state: CoordinatorState) -> frozenset[str]:
         """The agents that take part in this round, drawn as the simulator draws them."""
@@ -248,6 +264,10 @@ class RunStateMachine:
             for name, reason in sorted(verdict.refused.items())
         ]
         commands += [Log("quarantined", {"agent": name, "round": state.round}) for name in verdict.quarantined]
+        failed = {name: failed_episodes_in(answers.frames[name]) for name in sorted(verdict.accepted)}
+        commands += [
+            Log("failed episodes", {"agent": name, "round": state.round, "count": n}) for name, n in failed.items() if n
+        ]
         epsilon = state.epsilon
         if self.config.privacy is not None:
             epsilon = largest_epsilon((answers.frames[name] for name in verdict.accepted), epsilon)
@@ -256,7 +276,7 @@ class RunStateMachine:
 
     def _too_few(self, state: CoordinatorState, why: Mapping[str, str]) -> str:
         """The error for a question that too few agents answered."""
-        came = len(state.accepted)
+        came = self._came(state)
         reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(why.items()))
         advice = f"; to continue with fewer, use --min-agents {came}" if came else ""
         return (
@@ -279,8 +299,9 @@ class RunStateMachine:
         elif state.phase == "personalize":
             commands = self._personalized(state)
         phase = self._next_phase(state)
-        if phase == "finished":
-            return replace(state, phase=phase, question=None), [*commands, Finish()]
+        if phase in (TRAINED, "finished"):
+            last = HandOver() if phase == TRAINED else Finish()
+            return replace(state, phase=phase, question=None), [*commands, last]
         state, question = self._enter(state, phase)
         return state, [*commands, question]
 
@@ -292,7 +313,9 @@ class RunStateMachine:
             return "evaluate"
         if state.round < self.config.rounds:
             return "update"
-        return "personalize" if self.terms.personalize else "finished"
+        if not self.terms.personalize:
+            return "finished"
+        return TRAINED if self.spec.newcomers and state.began < self.config.rounds else "personalize"
 
     def evaluation_due(self, state: CoordinatorState) -> bool:
         """Whether the run is evaluated before its next round."""
