@@ -71,12 +71,13 @@ FIRST_ORDER = make("per-fedavg-pg", variant="first-order")
 NO_EXACT = {"exact": None}  # those that look into trajectories
 CASES = {name: Case(make(name)) for name in ALGORITHMS}
 CASES["sg-mrl"] = CASES["sg-mrl"]._replace(baseline="ridge", **NO_EXACT)
-CASES["per-fedavg-storm"] = CASES["per-fedavg-storm"]._replace(**NO_EXACT)
+CASES |= {name: CASES[name]._replace(**NO_EXACT) for name in ("per-fedavg-storm", "promp", "fedppo")}
 CASES["shared-representation"] = Case(
     make("shared-representation"), pf.arc(horizon=5), pf.MLPSoftmax((2, 3, 8)), exact=lambda task: Bowl()
 )
 CASES |= {
     "first-order": Case(FIRST_ORDER),
+    "promp, personal optimizer": Case(make("promp", variant="differentiated", optimizer_state="personal"), **NO_EXACT),
     "two steps, central differences": Case(make("per-fedavg-pg", adaptation_steps=2), curvature="central-fresh"),
     "controlled, learned step": Case(make("per-fedavg-pg", m_h=4, control="shrink", learn_alpha="scalar")),
     "zeroth-order": Case(make("mixing", gradient="zeroth-order", weight_rate=0.1), **NO_EXACT),
@@ -108,6 +109,8 @@ ALONE = [
     ("pfedme", {"alpha": 0.3, "weight": float("inf")}),
     ("pmeta-rl", {"alpha": 0.3, "weight": 0.0}),
     ("afedpg", {"delays": "none", "decay": 0.0, "normalize": False}),
+    ("fedppo", {"optimizer": "sgd", "epochs": 1}),
+    ("promp", {"alpha": 0.0, "optimizer": "sgd", "epochs": 1}),
 ]
 ALONE_FAST = [("reptile", {"server_step": 1.0}), ("per-fedavg-pg", {"alpha": 0.0}), ("mixing", {"weight": 0.0})]
 NEVER_LOCAL = {

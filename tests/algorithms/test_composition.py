@@ -5,7 +5,19 @@ import itertools
 import pytest
 
 import perfedrl as pf
-from perfedrl.algorithms import AFedPG, Attacked, ControlVariate, FastFedPG, FedOpt, Personal, Private, Robust, Wrapper
+from perfedrl.algorithms import (
+    AFedPG,
+    Attacked,
+    ControlVariate,
+    FastFedPG,
+    FedOpt,
+    FedPPO,
+    Personal,
+    Private,
+    ProMP,
+    Robust,
+    Wrapper,
+)
 from perfedrl.algorithms.aggregation import Median
 from perfedrl.algorithms.attacks import SignFlip
 from perfedrl.algorithms.composition import CONFLICTS, ORDER, Layer, compose
@@ -59,6 +71,8 @@ def test_an_unknown_wrapper_is_rejected():
 
 REJECTED = [
     *[(AFedPG(0.5, 0.3), [kind], {}, "send nothing in some rounds") for kind in (Private, Robust, Attacked)],
+    *[(FedPPO(0.5, 0.3), [kind], {}, "send the moments of their optimizer") for kind in (Private, ControlVariate)],
+    (ProMP(0.5, 0.3, optimizer_state="reset", anneal=9), [Private], {}, "the number of the round"),
     (OWN, [Private, ControlVariate], {}, "remembers displacements"),
     (OWN, [Robust, ControlVariate], {}, "remembers displacements"),
     (OWN, [ControlVariate, Attacked], {}, "remembers displacements"),

@@ -116,12 +116,12 @@ def test_a_network_training_stops_with_a_sentence(stoppable, monkeypatch):
     monkeypatch.setattr(federation, "train_and_show", lambda *_: watched())
 
     def watched():
-        with federation.handled(), federation.live_line():
+        with federation.handled(), federation.live_line("run the same command to continue"):
             terminate()
 
     code, _, err = stoppable("federation", "train", "fleet", "config.toml")
     assert code == 143
-    assert err.strip() == "SIGTERM: stopped; run the same command to continue from the last round"
+    assert err.strip() == "SIGTERM: stopped; run the same command to continue"
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["lines", "bars"])
@@ -132,7 +132,7 @@ def test_a_network_training_stops_although_the_exception_of_the_signal_was_lost(
     shown = []
 
     def watched():
-        with federation.handled(), federation.live_line() as watch:
+        with federation.handled(), federation.live_line("run the same command to continue") as watch:
             for _ in range(3):
                 watch(SimpleNamespace(doing="training", progress={}, connected=set(), expected=(), news=[]))
                 shown.append(True)
@@ -141,7 +141,7 @@ def test_a_network_training_stops_although_the_exception_of_the_signal_was_lost(
 
     code, _, err = stoppable("federation", "train", "fleet", "config.toml")
     assert (code, len(shown)) == (143, 1)
-    assert "SIGTERM: stopped; run the same command to continue from the last round" in err
+    assert "SIGTERM: stopped; run the same command to continue" in err
 
 
 COMMANDS = [

@@ -14,8 +14,8 @@ from perfedrl import exact
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, UNBIASED, Credit, FromBatch, Sampled, forms
+from perfedrl.estimators.advantages import credit
 from perfedrl.estimators.baselines import others_fit
-from perfedrl.estimators.objective import credit
 from perfedrl.policies import TableSoftmax
 from perfedrl.policies.mlp import MLPSoftmax
 from perfedrl.types import Trajectory

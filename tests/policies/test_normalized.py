@@ -14,8 +14,9 @@ from perfedrl.algorithms import average
 from perfedrl.algorithms.storm import reweighted_gradient
 from perfedrl.errors import UserError
 from perfedrl.estimators import PolicyObjective, forms
+from perfedrl.estimators.advantages import credit
 from perfedrl.estimators.curvature import causal
-from perfedrl.estimators.objective import _hvp, credit, gradient_of_batch
+from perfedrl.estimators.objective import _hvp, gradient_of_batch
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
 from perfedrl.federation.agent.config import make_agent_config
@@ -93,7 +94,7 @@ def test_the_gradient_by_hand_and_the_step_of_the_moments_towards_the_batch():
 def test_the_curvature_by_hand_which_leaves_the_moments_out():
     v = jax.tree.map(jnp.ones_like, PARAMS)
     product = lambda policy, params, batch, v: _hvp(  # noqa: E731
-        policy, causal(), FORMS.baseline, DISCOUNT, params, batch, v
+        policy, causal(), FORMS, DISCOUNT, params, batch, v
     )
     found = jax.jit(lambda: product(POLICY, PARAMS, BATCH, v))()
     by_hand = jax.jit(lambda: product(INNER, PARAMS["policy"], BY_HAND, v["policy"]))()

@@ -14,6 +14,7 @@ from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
 from perfedrl.algorithms.fednpg import FedNPG
 from perfedrl.algorithms.fedopt import FedOpt
+from perfedrl.algorithms.fedppo import FedPPO
 from perfedrl.algorithms.fedsarsa import FedSARSA
 from perfedrl.algorithms.fine_tuned import FineTuned
 from perfedrl.algorithms.from_scratch import FromScratch
@@ -24,6 +25,7 @@ from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.pfedme import PFedMe
 from perfedrl.algorithms.pmeta_rl import PMetaRL
 from perfedrl.algorithms.private import Private, privatize
+from perfedrl.algorithms.promp import ProMP
 from perfedrl.algorithms.reptile import Reptile
 from perfedrl.algorithms.sg_mrl import SGMRL
 from perfedrl.algorithms.shared_representation import SharedRepresentation
@@ -38,6 +40,7 @@ ALGORITHMS = registry(
     afedpg=AFedPG,
     fedavg_pg=FedAvgPG,
     fednpg=FedNPG,
+    fedppo=FedPPO,
     fedsarsa=FedSARSA,
     fast_fedpg=FastFedPG,
     fine_tuned=FineTuned,
@@ -48,6 +51,7 @@ ALGORITHMS = registry(
     mixing=Mixing,
     pfedme=PFedMe,
     pmeta_rl=PMetaRL,
+    promp=ProMP,
     shared_representation=SharedRepresentation,
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
@@ -69,6 +73,7 @@ __all__ = [
     "FedAvgPG",
     "FedNPG",
     "FedOpt",
+    "FedPPO",
     "FedSARSA",
     "FineTuned",
     "FromScratch",
@@ -79,6 +84,7 @@ __all__ = [
     "PerFedAvgPG",
     "Personal",
     "Private",
+    "ProMP",
     "Reptile",
     "Robust",
     "ServerState",

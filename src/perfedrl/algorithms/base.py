@@ -137,6 +137,11 @@ class Algorithm(eqx.Module):
         """Return named numbers from a client state to record with every evaluation, such as an agent's own weight."""
         return {}
 
+    @property
+    def uploads_auxiliaries(self) -> bool:
+        """Whether uploads hold numbers beside what is learned, such as an optimizer's moments or a count of rounds."""
+        return False
+
     # Requirements, checked before anything is compiled.
 
     @property

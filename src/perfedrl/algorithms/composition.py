@@ -68,7 +68,18 @@ def averages_moments(composition: Composition) -> bool:
     return composition.averages_moments
 
 
+def has_auxiliaries(composition: Composition) -> bool:
+    """Whether uploads hold numbers beside what is learned."""
+    return composition.algorithm.uploads_auxiliaries
+
+
 CONFLICTS: tuple[Conflict, ...] = (
+    Conflict(
+        has_auxiliaries,
+        (Private, ControlVariate),
+        "agents of {name} send the moments of their optimizer or the number of the round, which [privacy] would noise "
+        'and [control_variate] would correct: set optimizer_state = "personal" or "reset", and leave out anneal',
+    ),
     Conflict(
         has_empty_uploads,
         (Private, Attacked, Robust),

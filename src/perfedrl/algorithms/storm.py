@@ -16,8 +16,8 @@ from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Forms, Objective, PolicyObjective, Sampled, StepKeys, adapt, log_probs
-from perfedrl.estimators.gradient import regularizer
-from perfedrl.estimators.objective import credit
+from perfedrl.estimators.advantages import scaled
+from perfedrl.estimators.gradient import regularizer, reward_to_go
 from perfedrl.estimators.tree_math import clipped_to_length
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
@@ -178,15 +178,16 @@ def reweighted_gradient(
     log_prob = partial(log_probs, policy.log_prob)
     log_weights = jnp.sum(log_prob(last, batch) - log_prob(params, batch), axis=-1)
     weights = jnp.exp(jnp.minimum(log_weights, LARGEST_LOG))
-    credited = credit(policy, forms.baseline, discount, last, batch)
+    advantage = forms.credit(policy, last, batch, discount).advantage
+    returns = scaled(policy, last, reward_to_go(batch, discount))
 
     def more(theta: Params, one: Trajectory, returns: Float[Array, "1 T"]) -> Float[Array, ""]:
         regular = regularizer(policy, one, returns, discount, forms.entropy)
         return jnp.zeros(()) if regular is None else regular(theta)
 
     def surrogate(theta: Params) -> Float[Array, ""]:
-        nu = jnp.sum(credited.advantage * log_prob(theta, batch), axis=-1)
-        singles = jax.tree.map(lambda x: x[:, None], (batch, credited.returns))
+        nu = jnp.sum(advantage * log_prob(theta, batch), axis=-1)
+        singles = jax.tree.map(lambda x: x[:, None], (batch, returns))
         return jnp.mean(jnp.minimum(weights, limit) * (nu + jax.vmap(partial(more, theta))(*singles)))
 
     return jax.grad(surrogate)(last), weights

@@ -47,6 +47,7 @@ class Wrapper(Algorithm):
     # Uploads, personal parts and records.
     unchanged_upload = delegated("inner")
     uploads_whole_messages = delegated("inner")
+    uploads_auxiliaries = delegated("inner")
     with_personal_part = delegated("inner")
     diagnostics = delegated("inner")
 
@@ -96,6 +97,6 @@ def check_only_parameters(algorithm: Algorithm, fleet: Fleet, policy: Any, what:
     start = jax.eval_shape(policy.init, jax.random.key(0))
     sent, own = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
     learned = own if inside.learns_step_size else start
-    if len({jax.tree.structure(sent), jax.tree.structure(learned)}) > 1:
+    if inside.uploads_auxiliaries or len({jax.tree.structure(sent), jax.tree.structure(learned)}) > 1:
         name = type(inside).__name__
         raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")

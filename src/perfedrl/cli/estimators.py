@@ -10,7 +10,6 @@ from perfedrl import compilation
 from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_line
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
-from perfedrl.own_modules import find_modules_in
 from perfedrl.studies.estimators import REFERENCE, REPLICATES, EstimatorComparison, compare_estimators, tables
 from perfedrl.studies.estimators.figures import comparison
 from perfedrl.studies.paper_neural.study import meta_config
@@ -55,8 +54,6 @@ def estimators(
         check_file(json_file)
     compilation.use_all_cores()
     compilation.enable_cache()
-    if config is not None:
-        find_modules_in(config.parent)
     checked = meta_config(1) if config is None else load_config(config)
     with status_line("measuring") as progress:
         found = compare_estimators(

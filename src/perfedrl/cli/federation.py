@@ -13,7 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from perfedrl.cli.console import err, exit_stopped, handled, out, print_message, same_command
 from perfedrl.cli.stop_signal import STOP
 from perfedrl.errors import UserError
-from perfedrl.own_modules import find_modules_in
 from perfedrl.pace import SECONDS_BETWEEN_LINES
 
 app = typer.Typer(
@@ -167,7 +166,6 @@ def train_and_show(
     from perfedrl.report import tables
 
     fleet = FleetFolder(folder)
-    find_modules_in(file.parent)
     try:
         config = networked(read_config(file), seed)
     except UserError as error:
@@ -178,7 +176,7 @@ def train_and_show(
         places = dict.fromkeys((Path.cwd(), file.parent.resolve()))
         with handled(), only_training(fleet):
             run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
-            with live_line(restart) as watch:
+            with live_line(f"run {same_command(restart)} to continue from the last round") as watch:
                 Supervisor(fleet, run_folder, wait, watch).run()
         done = finished(fleet, config)
     assert done is not None
@@ -188,10 +186,11 @@ def train_and_show(
 
 
 @contextmanager
-def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
+def live_line(advice: str) -> Iterator[Callable[[Any], None]]:
     """Show a run's progress, as a live line or plain lines, and a lasting line for every unusual event.
 
-    Ctrl-C and SIGTERM stop the run, at the latest when it is shown again: NVFlare drops exceptions of signals.
+    Ctrl-C and SIGTERM stop the run, at the latest when it is shown again: NVFlare drops exceptions of signals. `advice`
+    then says what to do next.
     """
     try:
         if not err.is_terminal:
@@ -210,7 +209,7 @@ def live_line(restart: bool = False) -> Iterator[Callable[[Any], None]]:
 
             yield watch
     except KeyboardInterrupt:
-        exit_stopped(f"stopped; run {same_command(restart)} to continue from the last round")
+        exit_stopped(f"stopped; {advice}")
 
 
 class FleetLines:
@@ -366,7 +365,11 @@ def demo(
 
     if folder is not None and folder.exists():
         raise UserError(f"{folder} exists already: the demonstration needs a new folder")
-    with handled(), live_line() as watch, tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch:
+    with (
+        handled(),
+        live_line("the demonstration begins anew") as watch,
+        tempfile.TemporaryDirectory(prefix="perfedrl-") as scratch,
+    ):
         done, run_folder = demonstration.run(folder or Path(scratch) / "demo", watch)
         run, events = load_run(done), run_folder.events()
     out.print(tables.summary(run))

@@ -14,7 +14,7 @@ from perfedrl.cli import console
 from perfedrl.envs import ENVS
 from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
-from perfedrl.estimators import BASELINES, CURVATURES
+from perfedrl.estimators import ADVANTAGES, BASELINES, CURVATURES
 from perfedrl.experiments import inspection, store
 from perfedrl.experiments.assessment import Assessment, assess
 from perfedrl.experiments.config import Config, load_config, read_config
@@ -32,6 +32,7 @@ REGISTRIES = {
     "policies": POLICIES,
     "estimators": CURVATURES,
     "baselines": BASELINES,
+    "advantages": ADVANTAGES,
     "algorithms": ALGORITHMS,
     "aggregations": AGGREGATIONS,
     "attacks": ATTACKS,
@@ -47,6 +48,7 @@ class Kind(StrEnum):
     policies = "policies"
     estimators = "estimators"
     baselines = "baselines"
+    advantages = "advantages"
     algorithms = "algorithms"
     aggregations = "aggregations"
     attacks = "attacks"
@@ -105,7 +107,8 @@ def train(
 
 def reject_networked(folder: Path) -> None:
     """Reject a run that was trained over a network: a simulation would not have its agents."""
-    if store.read_provenance(folder).get("federation") is not None:
+    finished = (folder / "provenance.json").exists()  # a folder of an interrupted run has none
+    if finished and store.read_provenance(folder).get("federation") is not None:
         raise UserError(
             f"{folder} was trained over a network, and its agents are not here; train its config again with "
             "`perfedrl federation train`"

@@ -1,11 +1,14 @@
 """Estimators of gradients and Hessian-vector products from sampled trajectories."""
 
+from perfedrl.estimators.advantages import ADVANTAGES, Advantage, credit
 from perfedrl.estimators.baselines import BASELINES, Baseline
-from perfedrl.estimators.curvature import CURVATURES, UNBIASED, Curvature, FromBatch
+from perfedrl.estimators.batch import SampledBatch
+from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.curvature_control import CONTROLS, CurvatureControl
-from perfedrl.estimators.gradient import Credit, log_probs, policy_gradient, reward_to_go
+from perfedrl.estimators.gradient import UNBIASED, Credit, log_probs, policy_gradient, reward_to_go
 from perfedrl.estimators.meta import StepKeys, adapt, first_order_gradient, meta_gradient
 from perfedrl.estimators.objective import (
+    ADVANTAGE,
     BASELINE,
     CURVATURE,
     PAPER,
@@ -18,6 +21,8 @@ from perfedrl.estimators.objective import (
 from perfedrl.types import Trajectory
 
 __all__ = [
+    "ADVANTAGE",
+    "ADVANTAGES",
     "BASELINE",
     "BASELINES",
     "CONTROLS",
@@ -25,6 +30,7 @@ __all__ = [
     "CURVATURES",
     "PAPER",
     "UNBIASED",
+    "Advantage",
     "Baseline",
     "Credit",
     "Curvature",
@@ -34,9 +40,11 @@ __all__ = [
     "Objective",
     "PolicyObjective",
     "Sampled",
+    "SampledBatch",
     "StepKeys",
     "Trajectory",
     "adapt",
+    "credit",
     "first_order_gradient",
     "forms",
     "log_probs",

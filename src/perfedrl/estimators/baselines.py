@@ -78,7 +78,12 @@ class Critic:
 
 
 def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "m T p"]:
-    """Compute features of state and remaining time, on the scale of the reward-to-go.
+    """Compute features of state and remaining time, on the scale of the reward-to-go from the start of the episode."""
+    return state_features(policy, batch) * (largest_to_go(batch, discount) * batch.mask)[..., None]
+
+
+def state_features(policy: Any, batch: Trajectory) -> Float[Array, "m T p"]:
+    """Compute features of state and remaining time.
 
     Numbered states are one-hot encoded. Vectors contribute their components and squares, and short ones all products.
     """
@@ -93,7 +98,7 @@ def features(policy: Any, batch: Trajectory, discount: Scalar) -> Float[Array, "
         x = jnp.concatenate([jnp.ones_like(flat[..., :1]), flat, flat[..., first] * flat[..., second]], axis=-1)
     T = batch.reward.shape[-1]
     left = 1 - jnp.arange(T, dtype=dtype)[:, None] / T
-    return jnp.concatenate([x, x * left], axis=-1) * (largest_to_go(batch, discount) * batch.mask)[..., None]
+    return jnp.concatenate([x, x * left], axis=-1)
 
 
 def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength: float) -> Float[Array, "k p"]:
@@ -112,7 +117,9 @@ def others_fit(phi: Float[Array, "m T p"], target: Float[Array, "m T"], strength
     return conjugate_gradients(system, jnp.sum(moment, axis=0) - moment)
 
 
-def conjugate_gradients(system: Float[Array, "k p p"], b: Float[Array, "k p"]) -> Float[Array, "k p"]:
+def conjugate_gradients(
+    system: Float[Array, "k p p"], b: Float[Array, "k p"], iterations: int = ITERATIONS
+) -> Float[Array, "k p"]:
     """Solve A x = b approximately for k positive definite systems.
 
     An approximate solution suffices: any function of the other trajectories is a valid baseline. The fixed number of
@@ -128,7 +135,7 @@ def conjugate_gradients(system: Float[Array, "k p p"], b: Float[Array, "k p"]) -
         new = jnp.sum(r * r, axis=-1)
         return (x, r, r + (new / jnp.maximum(rr, tiny))[:, None] * d, new), None
 
-    return jax.lax.scan(step, (jnp.zeros_like(b), b, b, jnp.sum(b * b, axis=-1)), length=ITERATIONS)[0][0]
+    return jax.lax.scan(step, (jnp.zeros_like(b), b, b, jnp.sum(b * b, axis=-1)), length=iterations)[0][0]
 
 
 def ridge(strength: float = 1e-3) -> Ridge:

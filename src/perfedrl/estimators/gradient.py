@@ -12,6 +12,9 @@ from perfedrl.types import Array, Params, Scalar, Trajectory
 
 LogProb = Callable[..., Float[Array, ""]]
 
+UNBIASED = "none"
+"""The bias of an estimator whose mean is what it estimates."""
+
 
 class Credit(NamedTuple):
     """Reward-to-go of every decision in a batch, and the baseline to subtract from it, if any.

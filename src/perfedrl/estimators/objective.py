@@ -12,7 +12,9 @@ from jaxtyping import Float, PRNGKeyArray
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
+from perfedrl.estimators.advantages import ADVANTAGES, Advantage, scaled
 from perfedrl.estimators.baselines import BASELINES, Baseline
+from perfedrl.estimators.batch import SampledBatch, make_batch
 from perfedrl.estimators.curvature import CURVATURES, Curvature, FromBatch
 from perfedrl.estimators.gradient import Credit, policy_gradient, regularizer, reward_to_go
 from perfedrl.estimators.supervised import DataObjective
@@ -50,21 +52,34 @@ class Objective(Protocol):
 
 
 class Forms(NamedTuple):
-    """Curvature form, baseline and entropy weight of an agent's estimators; hashable, since programs depend on it."""
+    """How an agent estimates: curvature form, baseline, entropy weight, advantages.
+
+    Forms are hashable, since programs depend on them.
+    """
 
     curvature: Curvature
     baseline: Baseline
     entropy: float
+    advantage: Advantage
+
+    def credit(self, policy: Any, params: Params, batch: Trajectory, discount: Scalar) -> Credit:
+        """Compute the credit of every decision in a batch that was sampled with `params`."""
+        return self.advantage(self.baseline, policy, params, batch, discount)
 
 
-CURVATURE, BASELINE = "causal", "leave-one-out"
+CURVATURE, BASELINE, ADVANTAGE = "causal", "leave-one-out", "reward-to-go"
 """Default forms: unbiased like the paper's, equally cheap, and far less noisy (docs/estimators.md)."""
 
 PAPER: dict[str, Any] = {"curvature": "score", "baseline": "none"}
 """The paper's forms."""
 
 
-def forms(curvature: str | Curvature = CURVATURE, baseline: str | Baseline = BASELINE, entropy: float = 0.0) -> Forms:
+def forms(
+    curvature: str | Curvature = CURVATURE,
+    baseline: str | Baseline = BASELINE,
+    entropy: float = 0.0,
+    advantage: str | Advantage = ADVANTAGE,
+) -> Forms:
     """Build `Forms` from registry names or objects; `entropy` weights the policy's entropy in the objective."""
     if not 0 <= entropy < float("inf"):
         raise UserError(f"entropy must be a finite number >= 0; it is {entropy}")
@@ -72,6 +87,7 @@ def forms(curvature: str | Curvature = CURVATURE, baseline: str | Baseline = BAS
         CURVATURES[curvature]() if isinstance(curvature, str) else curvature,
         BASELINES[baseline]() if isinstance(baseline, str) else baseline,
         entropy,
+        ADVANTAGES[advantage]() if isinstance(advantage, str) else advantage,
     )
 
 
@@ -94,12 +110,18 @@ class PolicyObjective(eqx.Module):
         """Estimate the gradient from a batch sampled with these parameters."""
         return _gradient(self.policy, self.forms, self.discount, params, batch)
 
+    def batch(self, params: Params, key: PRNGKeyArray, m: int) -> SampledBatch:
+        """Sample m trajectories as a batch that answers gradients, ratios and divergences for any parameters."""
+        trajectories = self.sampler.sample(params, key, m)
+        f = self.forms
+        return _batch(self.policy, f.advantage, f.baseline, f.entropy, self.discount, params, trajectories)
+
     def curvature(self, params: Params, v: Params, key: PRNGKeyArray, m: int) -> Params:
         return self.forms.curvature(self, params, v, key, m)
 
     def product(self, form: FromBatch, params: Params, batch: Trajectory, v: Params) -> Params:
         """Estimate a curvature product with `form` from a batch sampled with these parameters."""
-        return _product(self.policy, form, self.forms.baseline, self.discount, params, batch, v)
+        return _product(self.policy, form, self.forms, self.discount, params, batch, v)
 
     def value(self, params: Params, key: PRNGKeyArray, m: int) -> Float[Array, ""]:
         return _value(self.discount, self.sampler.sample(params, key, m))
@@ -117,9 +139,10 @@ class Sampled(eqx.Module):
         curvature: str | Curvature = CURVATURE,
         baseline: str | Baseline = BASELINE,
         entropy: float = 0.0,
+        advantage: str | Advantage = ADVANTAGE,
     ):
         check_policy(policy)
-        self.policy, self.forms = policy, forms(curvature, baseline, entropy)
+        self.policy, self.forms = policy, forms(curvature, baseline, entropy, advantage)
 
     def __call__(self, task: Any) -> Any:
         """Build a `PolicyObjective`, or a `DataObjective` if the task has examples instead of episodes."""
@@ -134,36 +157,26 @@ class Sampled(eqx.Module):
         return PolicyObjective(outline(task, self.policy), self.policy, task.discount, self.forms)
 
 
-def credit(policy: Any, baseline: Baseline, discount: Scalar, params: Params, batch: Trajectory) -> Credit:
-    """Compute reward-to-go (scaled if the policy normalizes rewards) and baseline of every decision in a batch."""
-    returns = scaled(policy, params, reward_to_go(batch, discount))
-    return Credit(returns, baseline(policy, params, batch, returns, discount))
-
-
-def scaled(policy: Any, params: Params, returns: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Scale returns if the policy normalizes rewards; return them unchanged otherwise."""
-    return returns if policy.scaled is None else policy.scaled(params, returns)
-
-
 # The functions below are jitted so that batches of a Python sampler are processed by compiled code too. Inside a
 # caller's jit they are inlined.
 
 
 def gradient_of_batch(policy: Any, forms: Forms, discount: float, params: Params, batch: Trajectory) -> Params:
     """Estimate the gradient of the return, eq. (2) with a baseline, plus the regularizer's gradient."""
-    credited = credit(policy, forms.baseline, discount, params, batch)
+    credited = forms.credit(policy, params, batch, discount)
     g = policy_gradient(policy.log_prob, params, batch, credited.advantage)
-    more = regularizer(policy, batch, credited.returns, discount, forms.entropy)
+    returns = scaled(policy, params, reward_to_go(batch, discount))
+    more = regularizer(policy, batch, returns, discount, forms.entropy)
     return g if more is None else optax.tree.add(g, jax.grad(more)(params))
 
 
 def _hvp(
-    policy: Any, form: FromBatch, baseline: Baseline, discount: float, params: Params, batch: Trajectory, v: Params
+    policy: Any, form: FromBatch, forms: Forms, discount: float, params: Params, batch: Trajectory, v: Params
 ) -> Params:
     def product(batch: Trajectory, credit: Credit) -> Params:
         return form.product(policy, params, batch, credit, v, discount)
 
-    return mean_over_slices(product, batch, credit(policy, baseline, discount, params, batch))
+    return mean_over_slices(product, batch, forms.credit(policy, params, batch, discount))
 
 
 def mean_over_slices(f: Callable[[Trajectory, Credit], Params], batch: Trajectory, credit: Credit) -> Params:
@@ -192,3 +205,4 @@ def mean_return(discount: float, batch: Trajectory) -> Float[Array, ""]:
 _value = jit(mean_return, static_argnums=0)
 _gradient = jit(gradient_of_batch, static_argnums=(1, 2))
 _product = jit(_hvp, static_argnums=(1, 2, 3))
+_batch = jit(make_batch, static_argnums=(1, 2, 3, 4))

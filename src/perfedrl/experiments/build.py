@@ -28,7 +28,7 @@ from perfedrl.algorithms.composition import Layer, compose
 from perfedrl.algorithms.wrapper import check_federated
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.errors import UserError
-from perfedrl.estimators import BASELINES, CURVATURES, Curvature, Sampled
+from perfedrl.estimators import ADVANTAGES, BASELINES, CURVATURES, Advantage, Curvature, Sampled
 from perfedrl.experiments.normalization import check_curvature, normalize, personal_moments
 from perfedrl.experiments.plausibility import warn_of_implausible_settings
 from perfedrl.experiments.start_parameters import StartTable, start_parameters
@@ -47,6 +47,7 @@ KINDS: Mapping[str, Registry] = MappingProxyType(
         "evaluation": EVALUATIONS,
         "curvature": CURVATURES,
         "baseline": BASELINES,
+        "advantage": ADVANTAGES,
         "aggregation": AGGREGATIONS,
         "attack": ATTACKS,
     }
@@ -102,9 +103,14 @@ def build(config: Any, fleet: Fleet | None = None) -> Experiment:
     algorithm.check_supports(fleet, policy)
     policy = normalize(config.normalization, fleet, policy, algorithm)
     agent = Sampled(
-        policy, make_part(config.curvature, CURVATURES), make_part(config.baseline, BASELINES), config.entropy
+        policy,
+        make_part(config.curvature, CURVATURES),
+        make_part(config.baseline, BASELINES),
+        config.entropy,
+        make_part(config.advantage, ADVANTAGES),
     )
     check_kind(agent.forms.curvature, Curvature, "curvature estimator", config.curvature["name"])
+    check_kind(agent.forms.advantage, Advantage, "advantage", config.advantage["name"])
     check_curvature(policy, agent.forms.curvature)
     check_estimates(fleet, agent, algorithm.smallest_curvature_batch)
     evaluation = EVALUATIONS[config.evaluation["name"]](fleet=fleet, agent=agent, **without(config.evaluation, "name"))

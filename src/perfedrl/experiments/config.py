@@ -17,7 +17,7 @@ from perfedrl.algorithms.control_variate import MEMORY
 from perfedrl.envs import ENVS, Fleet
 from perfedrl.envs.arrays import file_digest
 from perfedrl.errors import UserError
-from perfedrl.estimators import BASELINE, BASELINES, CURVATURE, CURVATURES
+from perfedrl.estimators import ADVANTAGE, ADVANTAGES, BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.experiments.build import (
     KINDS,
     ControlVariateTable,
@@ -68,6 +68,7 @@ class Config(BaseModel):
     evaluation: dict[str, Any] = Field(default={"name": "auto"}, validate_default=True)
     curvature: dict[str, Any] = Field(default={"name": CURVATURE}, validate_default=True)
     baseline: dict[str, Any] = Field(default={"name": BASELINE}, validate_default=True)
+    advantage: dict[str, Any] = Field(default={"name": ADVANTAGE}, validate_default=True)
     entropy: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     participation: float = Field(default=1.0, gt=0, le=1)
     normalization: Normalization | None = None
@@ -161,6 +162,11 @@ class Config(BaseModel):
     @classmethod
     def _baseline(cls, value: Any) -> dict[str, Any]:
         return complete_table(value, "baseline", BASELINES)
+
+    @field_validator("advantage", mode="before")
+    @classmethod
+    def _advantage(cls, value: Any) -> dict[str, Any]:
+        return complete_table(value, "advantage", ADVANTAGES)
 
     @field_validator("aggregation", mode="before")
     @classmethod

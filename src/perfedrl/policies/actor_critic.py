@@ -47,6 +47,18 @@ class ActorCritic(Policy):
         return None if entropy is None else lambda params, obs: entropy(params["actor"], obs)
 
     @property
+    def distribution(self) -> Callable[[Params, PyTree[Array]], PyTree[Array]] | None:
+        distribution = self.actor.distribution
+        return None if distribution is None else lambda params, obs: distribution(params["actor"], obs)
+
+    divergence = delegated("actor")
+
+    @property
+    def variance(self) -> Callable[[Params], Float[Array, ""]] | None:
+        variance = self.actor.variance
+        return None if variance is None else lambda params: variance(params["actor"])
+
+    @property
     def in_numpy(self) -> Callable[[Params], Decide] | None:
         decide = self.actor.in_numpy
         return None if decide is None else lambda params: decide(params["actor"])

@@ -70,6 +70,18 @@ class Policy(eqx.Module):
         """Entropy of the action distribution: `entropy(params, obs)`. A bonus for it is `entropy > 0` in a config."""
 
     @default_property
+    def distribution(self) -> Callable[[Params, PyTree[Array]], PyTree[Array]] | None:
+        """Arrays that determine the action distribution at an observation: `distribution(params, obs)`."""
+
+    @default_property
+    def divergence(self) -> Callable[[PyTree[Array], PyTree[Array]], Float[Array, ""]] | None:
+        """Kullback-Leibler divergence KL(one || other) of two results of `distribution`: `divergence(one, other)`."""
+
+    @default_property
+    def variance(self) -> Callable[[Params], Float[Array, ""]] | None:
+        """Mean variance of the components of an action, where it is the same at every observation."""
+
+    @default_property
     def values(self) -> Callable[[Params, Trajectory], Float[Array, "m T"]] | None:
         """Values of all visited states: `values(params, batch)`, as shares of the largest reward-to-go."""
 

@@ -11,6 +11,7 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Policy
+from perfedrl.policies.divergences import GaussianParameters, gaussian
 from perfedrl.policies.mlp import observation_size, times
 from perfedrl.saved_policies import descriptions
 from perfedrl.types import Array, Noise, Params
@@ -83,6 +84,14 @@ class LinearGaussian(Policy):
         if not self.std:
             raise UserError("a policy with std = 0 has no entropy that could be rewarded: set entropy = 0")
         return jnp.sum(jnp.log(self.deviation(params)) + 0.5 * np.log(2 * np.pi * np.e))
+
+    def distribution(self, params: Params, obs: Float[Array, " n"]) -> GaussianParameters:
+        return self.mean(params, obs), self.deviation(params)
+
+    divergence = staticmethod(gaussian)
+
+    def variance(self, params: Params) -> Float[Array, ""]:
+        return jnp.mean(self.deviation(params) ** 2)
 
 
 def linear_gaussian(

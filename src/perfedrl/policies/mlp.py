@@ -13,9 +13,10 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.inverse_transform import inverse_cdf, standard_normal
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
+from perfedrl.policies.divergences import GaussianParameters, categorical, gaussian
 from perfedrl.policies.regularity import softmax_of_network
 from perfedrl.saved_policies import descriptions
-from perfedrl.saved_policies.decisions import Gaussian, SeveralSoftmaxes, Softmax, network
+from perfedrl.saved_policies.decisions import Gaussian, SeveralSoftmaxes, Softmax, gaussian_std, network
 from perfedrl.types import Array, Noise, Params
 
 LAST_SCALE = 0.1
@@ -56,6 +57,11 @@ class MLPSoftmax(Policy):
         """The entropy of the action distribution."""
         logp = jax.nn.log_softmax(forward(params, obs))
         return -jnp.sum(jnp.exp(logp) * logp)
+
+    def distribution(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, " A"]:
+        return jax.nn.log_softmax(forward(params, obs))
+
+    divergence = staticmethod(categorical)
 
     def in_numpy(self, params: Params) -> Decide:
         return Softmax(network(as_numpy(params))).draw
@@ -103,6 +109,14 @@ class MLPFactored(Policy):
         logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
         return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
 
+    def distribution(self, params: Params, obs: Float[Array, " d"]) -> tuple[Float[Array, " a"], ...]:
+        return tuple(jax.nn.log_softmax(part) for part in self._parts(forward(params, obs)))
+
+    def divergence(
+        self, one: tuple[Float[Array, " a"], ...], other: tuple[Float[Array, " a"], ...]
+    ) -> Float[Array, ""]:
+        return sum((categorical(x, y) for x, y in zip(one, other, strict=True)), jnp.zeros(()))
+
     def in_numpy(self, params: Params) -> Decide:
         return SeveralSoftmaxes(network(as_numpy(params)), self.actions).draw
 
@@ -118,12 +132,14 @@ class GaussianMLP(Policy):
     """Independent Gaussian actions around the outputs of an MLP, with learned standard deviations.
 
     `widths` runs from the observation's size to the number of action components; `last_scale` is the initial standard
-    deviation of the last layer's weights.
+    deviation of the last layer's weights. The variance of an action is `least_std` ** 2 + exp(log_std) ** 2, so that
+    exploration never ends.
     """
 
     widths: tuple[int, ...] = eqx.field(static=True, converter=tuple)
     initial_std: float = eqx.field(static=True, default=1.0)
     last_scale: float = eqx.field(static=True, default=LAST_SCALE)
+    least_std: float = eqx.field(static=True, default=0.0)
 
     def __check_init__(self) -> None:
         check_widths(self.widths)
@@ -131,6 +147,8 @@ class GaussianMLP(Policy):
             raise UserError(f"last_scale must be a finite number >= 0; it is {self.last_scale}")
         if not 0 < self.initial_std < float("inf"):
             raise UserError(f"initial_std must be a finite number > 0; it is {self.initial_std}")
+        if not 0 <= self.least_std < self.initial_std:
+            raise UserError(f"least_std must lie in [0, initial_std), below {self.initial_std}; it is {self.least_std}")
 
     @property
     def action_size(self) -> int:
@@ -141,26 +159,44 @@ class GaussianMLP(Policy):
         return self.widths[-1]
 
     def init(self, key: PRNGKeyArray) -> Params:
-        log_std = jnp.full(self.widths[-1], jnp.log(self.initial_std))
+        learned = np.sqrt(self.initial_std**2 - self.least_std**2) if self.least_std else self.initial_std
+        log_std = jnp.full(self.widths[-1], jnp.log(learned))
         return {"mean": init_layers(key, self.widths, self.last_scale), "log_std": log_std}
 
     def sample(self, params: Params, obs: Float[Array, " d"], u: Noise) -> Float[Array, " a"]:
-        return forward(params["mean"], obs) + jnp.exp(params["log_std"]) * standard_normal(u)
+        return forward(params["mean"], obs) + jnp.exp(self.log_std(params)) * standard_normal(u)
+
+    def log_std(self, params: Params) -> Float[Array, " a"]:
+        """Return the logarithms of the standard deviations of an action."""
+        if not self.least_std:
+            return params["log_std"]
+        return 0.5 * jnp.logaddexp(2 * params["log_std"], 2 * np.log(self.least_std))
 
     def log_prob(self, params: Params, obs: Float[Array, " d"], action: Float[Array, " a"]) -> Float[Array, ""]:
-        z = (action - forward(params["mean"], obs)) * jnp.exp(-params["log_std"])
-        return -jnp.sum(0.5 * z**2 + params["log_std"] + 0.5 * np.log(2 * np.pi))
+        log_std = self.log_std(params)
+        z = (action - forward(params["mean"], obs)) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * z**2 + log_std + 0.5 * np.log(2 * np.pi))
 
     def entropy(self, params: Params, obs: Float[Array, " d"]) -> Float[Array, ""]:
         """The entropy of the Gaussian, the same at every observation."""
-        return jnp.sum(params["log_std"] + 0.5 * np.log(2 * np.pi * np.e))
+        return jnp.sum(self.log_std(params) + 0.5 * np.log(2 * np.pi * np.e))
+
+    def distribution(self, params: Params, obs: Float[Array, " d"]) -> GaussianParameters:
+        return forward(params["mean"], obs), jnp.exp(self.log_std(params))
+
+    divergence = staticmethod(gaussian)
+
+    def variance(self, params: Params) -> Float[Array, ""]:
+        return jnp.mean(jnp.exp(2 * self.log_std(params)))
 
     def in_numpy(self, params: Params) -> Decide:
-        return Gaussian(network(as_numpy(params["mean"])), np.exp(np.asarray(params["log_std"]))).draw
+        return Gaussian(
+            network(as_numpy(params["mean"])), gaussian_std(np.asarray(params["log_std"]), self.least_std)
+        ).draw
 
     @property
     def description(self) -> descriptions.GaussianMLPDescription:
-        return descriptions.GaussianMLPDescription(widths=self.widths)
+        return descriptions.GaussianMLPDescription(widths=self.widths, least_std=self.least_std)
 
 
 def forward(layers: Params, x: Float[Array, " d"]) -> Float[Array, " k"]:
@@ -218,13 +254,20 @@ def mlp(fleet: Fleet, hidden: Sequence[int] = (32,)) -> MLPSoftmax | MLPFactored
 
 
 def gaussian_mlp(
-    fleet: Fleet, hidden: Sequence[int] = (32,), initial_std: float = 1.0, last_scale: float = LAST_SCALE
+    fleet: Fleet,
+    hidden: Sequence[int] = (32,),
+    initial_std: float = 1.0,
+    last_scale: float = LAST_SCALE,
+    least_std: float = 0.0,
 ) -> GaussianMLP:
-    """A Gaussian around a tanh MLP, for actions that are vectors; with `last_scale = 0` the initial mean is 0."""
+    """A Gaussian around a tanh MLP, for actions that are vectors; with `last_scale = 0` the initial mean is 0.
+
+    The standard deviation is learned, from `initial_std`, and stays above `least_std`.
+    """
     size = fleet.train.action_size
     if not isinstance(size, int):
         raise UserError("the policy 'gaussian-mlp' needs agents whose actions are vectors; for others there is 'mlp'")
-    return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std, last_scale)
+    return GaussianMLP((observation_size(fleet, "gaussian-mlp"), *hidden, size), initial_std, last_scale, least_std)
 
 
 def observation_size(fleet: Fleet, name: str) -> int:

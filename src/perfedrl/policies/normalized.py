@@ -65,6 +65,18 @@ class Normalized(Policy):
         return None if entropy is None else lambda params, obs: entropy(params["policy"], self.seen(params, obs))
 
     @property
+    def distribution(self) -> Callable[[Params, PyTree[Array]], PyTree[Array]] | None:
+        inner = self.policy.distribution
+        return None if inner is None else lambda params, obs: inner(params["policy"], self.seen(params, obs))
+
+    divergence = delegated("policy")
+
+    @property
+    def variance(self) -> Callable[[Params], Float[Array, ""]] | None:
+        variance = self.policy.variance
+        return None if variance is None else lambda params: variance(params["policy"])
+
+    @property
     def values(self) -> Callable[[Params, Trajectory], Float[Array, "m T"]] | None:
         values = self.policy.values
         return None if values is None else lambda params, batch: values(params["policy"], self._seen(params, batch))

@@ -12,6 +12,7 @@ from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
 from perfedrl.policies.base import TablePolicy
+from perfedrl.policies.divergences import categorical
 from perfedrl.saved_policies import descriptions
 from perfedrl.types import Array, Noise
 
@@ -45,6 +46,11 @@ class TableSoftmax(TablePolicy):
     def entropy(self, params: Float[Array, "S A"], obs: Int[Array, ""]) -> Float[Array, ""]:
         """The entropy of the action distribution in a state."""
         return entropies(jax.nn.log_softmax(params))[obs]
+
+    def distribution(self, params: Float[Array, "S A"], obs: Int[Array, ""]) -> Float[Array, " A"]:
+        return jax.nn.log_softmax(params)[obs]
+
+    divergence = staticmethod(categorical)
 
     def probabilities(self, params: Float[Array, "S A"]) -> Float[Array, "S A"]:
         return jax.nn.softmax(params)
@@ -108,6 +114,11 @@ class LogLinearSoftmax(TablePolicy):
     def entropy(self, params: Float[Array, " d"], obs: Int[Array, ""]) -> Float[Array, ""]:
         """The entropy of the action distribution in a state."""
         return entropies(jax.nn.log_softmax(self._logits(params)))[obs]
+
+    def distribution(self, params: Float[Array, " d"], obs: Int[Array, ""]) -> Float[Array, " A"]:
+        return jax.nn.log_softmax(self._logits(params))[obs]
+
+    divergence = staticmethod(categorical)
 
     def probabilities(self, params: Float[Array, " d"]) -> Float[Array, "S A"]:
         return jax.nn.softmax(self._logits(params))

@@ -95,6 +95,12 @@ class Gaussian(Decisions):
         return self.mean(obs).astype(np.float32)
 
 
+def gaussian_std(log_std: Float[np.ndarray, " a"], least_std: float) -> Float[np.ndarray, " a"]:
+    """Return the standard deviations of a Gaussian policy: its variance is least_std ** 2 + exp(log_std) ** 2."""
+    learned = np.exp(log_std)
+    return np.sqrt(learned**2 + np.float32(least_std) ** 2) if least_std else learned
+
+
 @dataclass(frozen=True)
 class NormalizedInputs(Decisions):
     """Decisions that see observations in standard deviations from their mean, clipped."""

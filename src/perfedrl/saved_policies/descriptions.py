@@ -20,6 +20,7 @@ from perfedrl.saved_policies.decisions import (
     SeveralSoftmaxes,
     Softmax,
     feedback,
+    gaussian_std,
     network,
     standard_deviation,
     table,
@@ -146,9 +147,10 @@ class GaussianMLPDescription(Network):
     """Gaussian actions around the outputs of a network, with learned standard deviations."""
 
     name: Literal["GaussianMLP"] = Field(default="GaussianMLP", repr=False)
+    least_std: NonNegativeFloat = 0.0
 
     def decisions(self, params: Parameters) -> Decisions:
-        std = np.exp(params.take("log_std", self.widths[-1:]))
+        std = gaussian_std(params.take("log_std", self.widths[-1:]), self.least_std)
         return Gaussian(network(params.part("mean").layers(self.widths)), std)
 
 
@@ -204,7 +206,9 @@ class NormalizedDescription(FileTable):
     @model_validator(mode="after")
     def _check_size(self) -> "NormalizedDescription":
         if self.observations not in (None, self.policy.observation_size):
-            raise ValueError(f"expected normalized observations of length {self.policy.observation_size}, got {self.observations}")
+            raise ValueError(
+                f"expected normalized observations of length {self.policy.observation_size}, got {self.observations}"
+            )
         return self
 
     @property

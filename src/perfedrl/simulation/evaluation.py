@@ -11,7 +11,7 @@ from jaxtyping import Float, PRNGKeyArray
 from perfedrl.envs import Fleet, TabularMDP
 from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, Sampled, reward_to_go
+from perfedrl.estimators import UNBIASED, Objective, Sampled, reward_to_go
 from perfedrl.estimators.supervised import example_outcomes
 from perfedrl.exact.lqr import check_start, is_lqr
 from perfedrl.exact.tabular import Exact
@@ -199,6 +199,11 @@ def exact(
         raise UserError(
             "evaluation: few_shot needs sampled adaptation, and exact steps use no trajectories; set trajectories = ..."
         )
+    if trajectories is None and agent.forms.advantage.bias != UNBIASED:
+        raise UserError(
+            "evaluation: exact steps follow the gradient of the return, which these advantages do not estimate; set "
+            "trajectories = ..., or take monte-carlo"
+        )
     sampled = () if trajectories is None else (agent, trajectories, tuple(few_shot), repeats)
     if is_lqr(fleet, policy):
         check_start(fleet, policy)
@@ -253,12 +258,14 @@ def auto(fleet: Fleet, agent: Sampled) -> DynamicProgramming | MonteCarlo:
     """The evaluation that fits the fleet, with its defaults.
 
     Exact for agents with finitely many states and for linear-quadratic agents, on test examples for agents with
-    examples, and by Monte Carlo for all others.
+    examples, and by Monte Carlo for all others and for advantages whose gradient is biased.
     """
     if isinstance(fleet.train, DataTask):
         return on_examples(fleet, agent)
     finite = isinstance(fleet.train, TabularMDP) and agent.policy.probabilities is not None
-    return exact(fleet, agent) if finite or is_lqr(fleet, agent.policy) else monte_carlo(fleet, agent)
+    unbiased = agent.forms.advantage.bias == UNBIASED
+    fits = unbiased and (finite or is_lqr(fleet, agent.policy))
+    return exact(fleet, agent) if fits else monte_carlo(fleet, agent)
 
 
 EVALUATIONS = registry("evaluation", auto=auto, exact=exact, examples=on_examples, monte_carlo=monte_carlo)

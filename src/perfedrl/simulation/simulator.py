@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from perfedrl.algorithms import Algorithm
 from perfedrl.envs import Fleet
 from perfedrl.errors import DivergenceError, UserError
-from perfedrl.estimators import BASELINE, CURVATURE, Baseline, Curvature, Sampled
+from perfedrl.estimators import ADVANTAGE, BASELINE, CURVATURE, Advantage, Baseline, Curvature, Sampled
 from perfedrl.exact.tabular import Exact, float64
 from perfedrl.key_domains import DEPLOYMENT, EVALUATION
 from perfedrl.memory import Need, check_memory
@@ -309,21 +309,22 @@ def simulate(
     curvature: str | Curvature = CURVATURE,
     baseline: str | Baseline = BASELINE,
     entropy: float = 0.0,
+    advantage: str | Advantage = ADVANTAGE,
     participation: float = 1.0,
     observers: Iterable[Observer] = (),
     progress: bool = False,
 ) -> Result:
     """Train one algorithm on a fleet for several seeds at once and measure it every few rounds.
 
-    `noiseless` replaces sampling by exact gradients and curvature; otherwise `curvature`, `baseline` and `entropy` say
-    how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is the share of
-    agents that participate in a round. `observers` are told what was measured, and `progress` shows how far training
-    is. For another evaluation or your own objective, make an `Experiment` and a `Simulation`.
+    `noiseless` replaces sampling by exact gradients and curvature; otherwise `curvature`, `baseline`, `entropy`
+    and `advantage` say how they are estimated (`**perfedrl.estimators.PAPER` for the paper's forms). `participation` is
+    the share of agents that participate in a round. `observers` are told what was measured, and `progress` shows how
+    far training is. For another evaluation or your own objective, make an `Experiment` and a `Simulation`.
     """
     if rounds < 1 or every < 1:
         raise UserError(f"rounds and every must be at least 1, got {rounds} and {every}")
     seeds = list(range(seeds) if isinstance(seeds, int) else seeds)
-    agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy)
+    agent = Exact(policy) if noiseless else Sampled(policy, curvature, baseline, entropy, advantage)
     experiment = Experiment(fleet, policy, algorithm, agent, participation=participation)
     simulation = Simulation(experiment, seeds, chunk=chunk)
     name = type(algorithm).__name__

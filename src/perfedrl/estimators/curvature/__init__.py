@@ -13,11 +13,9 @@ from perfedrl.errors import UserError
 from perfedrl.estimators.curvature import pairs, surrogates
 from perfedrl.estimators.curvature.differences import CentralDifferences, central_common, central_fresh
 from perfedrl.estimators.curvature.marginal import marginalized as marginalized_form
-from perfedrl.estimators.gradient import Credit
+from perfedrl.estimators.gradient import UNBIASED, Credit
 from perfedrl.registry import registry
 from perfedrl.types import Params, Scalar, Trajectory
-
-UNBIASED = "none"
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfedrl.algorithms import SGMRL, Attacked, FedAvgPG, PerFedAvgPG, Personal, Robust, StormPG
 from perfedrl.errors import UserError
+from perfedrl.estimators.advantages import RewardToGo
 from perfedrl.estimators.baselines import LeaveOneOut, Nothing
 from perfedrl.estimators.curvature import FromBatch, pairs
 from perfedrl.experiments.config import Config
@@ -49,8 +50,8 @@ def _drift(experiment: Any, algorithm: Any) -> float | None:
     at most twice the bound on |R^h|, as if rewards were twice as large. A causal or lvc pair of decisions has the
     weight of its later decision, and the bounds on weights decrease with time: H is at most the score form's.
     """
-    form, baseline, entropy = experiment.agent.forms
-    scale = {Nothing: 1, LeaveOneOut: 2}.get(type(baseline))
+    form, baseline, entropy, advantage = experiment.agent.forms
+    scale = {Nothing: 1, LeaveOneOut: 2}.get(type(baseline)) if type(advantage) is RewardToGo else None
     learned_values = experiment.policy.value_fit is not None
     if type(algorithm) not in (FedAvgPG, PerFedAvgPG) or scale is None or entropy or learned_values:
         return None

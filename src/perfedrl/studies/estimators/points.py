@@ -14,7 +14,7 @@ from perfedrl.algorithms import Algorithm
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import BASELINES, CURVATURES, PolicyObjective, Sampled, log_probs, policy_gradient
-from perfedrl.estimators.objective import credit
+from perfedrl.estimators.advantages import credit
 from perfedrl.estimators.tree_math import scale_by
 from perfedrl.exact.tabular import ExactObjective, float64
 from perfedrl.experiments.config import Config

@@ -1,0 +1,205 @@
+"""Several steps on one batch: clipped surrogates, a limit on the divergence, and an optimizer of the agent's own.
+
+What ProMP and FedPPO share. FedPPO improves a policy on a batch of its own; ProMP improves the initialization before an
+adaptation step, on a batch of the adapted policy.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, select
+from perfedrl.algorithms.checks import check_counts, check_positive, with_trajectories
+from perfedrl.algorithms.local_optimizer import LocalOptimizer
+from perfedrl.compilation import jit
+from perfedrl.envs.base import DataTask
+from perfedrl.envs.fleet import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
+from perfedrl.types import Array, Params, Scalar
+
+LAST_SHARE = 0.05
+"""The share of the rate that is left at the end of annealing."""
+
+
+@dataclass(frozen=True)
+class ClippedSteps:
+    """How a batch is used: number of epochs, clip of ratios, weight of the inner divergence, and when to stop.
+
+    With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated.
+    """
+
+    optimizer: LocalOptimizer
+    epochs: int
+    clip_ratio: float
+    stop_divergence: float
+    divergence_weight: float = 0.0
+    first_order: bool = True
+
+    def __post_init__(self) -> None:
+        check_counts(epochs=self.epochs)
+        check_positive(clip_ratio=self.clip_ratio, stop_divergence=self.stop_divergence)
+        if not 0 <= self.divergence_weight < float("inf"):
+            raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
+
+
+class Learned(NamedTuple):
+    """What the optimizer changes: the parameters, and a factor of alpha for each of them; () where none is learned."""
+
+    theta: Params
+    factors: Params
+
+
+class LearnerMessage(NamedTuple):
+    """The message: what is learned; () or the averaged state of the optimizer; () or the number of the round."""
+
+    learned: Learned
+    moments: PyTree
+    round: PyTree
+
+
+def adapted(learned: Learned, alpha: Scalar, inner: SampledBatch | None, first_order: bool) -> Params:
+    """Take the adaptation step on a batch, theta + alpha factors g; without a batch there is none."""
+    if inner is None:
+        return learned.theta
+    g = inner.gradient(learned.theta)
+    if first_order:
+        g = jax.lax.stop_gradient(g)
+    step = optax.tree.scale(alpha, g)
+    if jax.tree.leaves(learned.factors):
+        step = jax.tree.map(jnp.multiply, learned.factors, step)
+    return optax.tree.add(learned.theta, step)
+
+
+def step_sizes(learned: Learned, alpha: Scalar) -> Any:
+    """Return alpha, or alpha times its learned factors."""
+    learns = jax.tree.leaves(learned.factors)
+    return jax.tree.map(lambda factor: alpha * factor, learned.factors) if learns else alpha
+
+
+def improve(
+    how: ClippedSteps,
+    learned: Learned,
+    moments: PyTree,
+    alpha: Scalar,
+    rate: Scalar,
+    inner: SampledBatch | None,
+    outer: SampledBatch,
+) -> tuple[Learned, PyTree]:
+    """Take up to `epochs` steps on the outer batch, which was sampled with the adapted parameters.
+
+    No further step is taken once the adapted policy diverges from the one that sampled the batch by more than allowed.
+    """
+
+    def gradient(learned: Learned) -> Learned:
+        after, pulled_back = jax.vjp(lambda new: adapted(new, alpha, inner, how.first_order), learned)
+        by_adapted = jax.grad(lambda theta: outer.surrogate(theta, how.clip_ratio))(after)
+        (found,) = pulled_back(by_adapted)
+        if inner is None or not how.divergence_weight:
+            return found
+        return found._replace(
+            theta=optax.tree.add_scale(found.theta, -how.divergence_weight, jax.grad(inner.divergence)(learned.theta))
+        )
+
+    def epoch(carry: tuple, _: None) -> tuple[tuple, None]:
+        learned, moments, going_on = carry
+        change, moved = how.optimizer.step(learned, gradient(learned), moments, rate)
+        learned = optax.tree.add(learned, select(going_on, change, optax.tree.zeros_like(change)))
+        moments = select(going_on, moved, moments)
+        apart = outer.divergence(adapted(learned, alpha, inner, how.first_order))
+        return (learned, moments, going_on & (apart <= how.stop_divergence)), None
+
+    (learned, moments, _), _ = jax.lax.scan(epoch, (learned, moments, jnp.asarray(True)), length=how.epochs)
+    return learned, moments
+
+
+_adapted = jit(adapted, static_argnums=3)
+_improve = jit(improve, static_argnums=0)
+
+
+class ClippedLearner(Algorithm):
+    """The base of algorithms whose agents take clipped steps with an optimizer of their own.
+
+    A subclass has the fields `alpha`, `beta` (the optimizer's rate), `local_steps`, `how` and `anneal`, and says how
+    one batch, or a pair of batches, is sampled.
+    """
+
+    alpha: eqx.AbstractVar[Any]
+    beta: eqx.AbstractVar[Any]
+    local_steps: eqx.AbstractVar[int]
+    how: eqx.AbstractVar[ClippedSteps]
+    anneal: eqx.AbstractVar[int | None]
+
+    @abstractmethod
+    def first_factors(self, params: Params) -> Params:
+        """Return the initial factors of alpha; () where they are not learned."""
+
+    @abstractmethod
+    def batches(
+        self, agent: PolicyObjective, learned: Learned, keys: StepKeys
+    ) -> tuple[SampledBatch | None, SampledBatch]:
+        """Sample the batch of the adaptation, if there is one, and the batch to improve on."""
+
+    @property
+    def uploads_auxiliaries(self) -> bool:
+        return self.how.optimizer.state == "averaged" or self.anneal is not None
+
+    def init(self, params: Params) -> tuple[ServerState, PyTree]:
+        """The message has the optimizer's state if it is averaged, a client's state if it is personal."""
+        learned = Learned(params, self.first_factors(params))
+        moments, where = self.how.optimizer.init(learned), self.how.optimizer.state
+        number = () if self.anneal is None else jnp.zeros(())
+        message = LearnerMessage(learned, moments if where == "averaged" else (), number)
+        return ServerState(message), moments if where == "personal" else ()
+
+    def client(self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple:
+        """Take tau local steps, each with fresh batches and several epochs on them."""
+        source, optimizer = with_trajectories(agent, type(self).__name__), self.how.optimizer
+        starts = {"averaged": message.moments, "personal": state}
+        moments = starts[optimizer.state] if optimizer.state in starts else optimizer.init(message.learned)
+        step = partial(self.step, source, self.rate(message.round))
+        learned, moments = local_steps(step, (message.learned, moments), agent, key, self.local_steps)
+        sent = moments if optimizer.state == "averaged" else ()
+        number = () if self.anneal is None else message.round + 1
+        return LearnerMessage(learned, sent, number), moments if optimizer.state == "personal" else ()
+
+    def step(self, agent: PolicyObjective, rate: Scalar, carry: tuple, keys: StepKeys) -> tuple[Learned, PyTree]:
+        """Sample, and improve on the sample."""
+        learned, moments = carry
+        inner, outer = self.batches(agent, learned, keys)
+        return _improve(self.how, learned, moments, self.alpha, rate, inner, outer)
+
+    def adapt(self, learned: Learned, inner: SampledBatch) -> Params:
+        """Return the parameters after the adaptation step on a batch."""
+        return _adapted(learned, self.alpha, inner, self.how.first_order)
+
+    def rate(self, number: PyTree) -> Scalar:
+        """Return the optimizer's rate in a round: beta, or annealed to a small share of it over `anneal` rounds."""
+        if self.anneal is None:
+            return self.beta
+        return self.beta * (1 - (1 - LAST_SHARE) * jnp.minimum(number / self.anneal, 1.0))
+
+    def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
+        return ServerState(average(uploads, weights))
+
+    def shared(self, message: LearnerMessage) -> Params:
+        return message.learned.theta
+
+    def adaptation_step_size(self, message: LearnerMessage) -> Any:
+        return step_sizes(message.learned, self.alpha)
+
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
+        """Require episodes, and a policy whose divergence is known."""
+        if isinstance(fleet.train, DataTask):
+            raise UserError(f"{type(self).__name__} needs agents with episodes; these have examples")
+        if policy.divergence is None:
+            raise UserError(
+                f"{type(self).__name__} limits the divergence of a policy, which {type(policy).__name__} does not have"
+            )

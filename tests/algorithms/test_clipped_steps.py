@@ -1,0 +1,150 @@
+"""Clipped steps on one batch: special cases, early stops, optimizers' states, derivatives through the adaptation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from simulations import simulation_of
+from untraced import AGENTS, ARC, Played
+
+import perfedrl as pf
+from perfedrl.algorithms import FedAvgPG, FedPPO, ProMP
+from perfedrl.algorithms.clipped_steps import LAST_SHARE, Learned, adapted, improve
+from perfedrl.envs import classification
+from perfedrl.envs.fleet import fleet
+from perfedrl.estimators import Sampled
+from perfedrl.experiments.config import make_config
+from perfedrl.policies import mlp
+from perfedrl.simulation.evaluation import MonteCarlo
+
+GRID, TABLE = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
+AGENT = Sampled(TABLE, baseline="leave-one-out")
+THETA = jax.random.normal(jax.random.key(5), (9, 4))
+
+
+def trained(algorithm, rounds=2):
+    result = pf.simulate(GRID, TABLE, algorithm, rounds=rounds, seeds=1, every=rounds, baseline="leave-one-out")
+    return np.asarray(result.params[0])
+
+
+def test_with_one_epoch_of_plain_ascent_fedppo_is_fedavg_pg():
+    own = FedPPO(1.0, 0.3, local_steps=2, m=3, epochs=1, optimizer="sgd")
+    np.testing.assert_allclose(trained(own), trained(FedAvgPG(1.0, 0.3, local_steps=2, m=3)), rtol=0, atol=1e-6)
+
+
+def test_without_an_adaptation_promp_is_fedppo():
+    same = {"local_steps": 2, "epochs": 3, "optimizer": "adam"}
+    own = ProMP(0.0, 0.1, m_in=2, m_out=3, divergence_weight=0.0, **same)
+    np.testing.assert_allclose(trained(own), trained(FedPPO(1.0, 0.1, m=3, **same)), rtol=0, atol=1e-6)
+
+
+def test_no_further_step_is_taken_once_the_policy_diverged():
+    far, one = ({"beta": 5.0, "epochs": epochs, "local_steps": 1, "m": 3, "optimizer": "sgd"} for epochs in (4, 1))
+    stopped = trained(FedPPO(1.0, stop_divergence=1e-9, **far), rounds=1)
+    np.testing.assert_array_equal(stopped, trained(FedPPO(1.0, **one), rounds=1))
+    assert np.abs(stopped - trained(FedPPO(1.0, stop_divergence=1e9, **far), rounds=1)).max() > 1e-3
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+def test_a_step_follows_the_gradient_through_the_adaptation(first_order):
+    """Against the chain rule with the adaptation's Jacobian written out, or taken for the identity."""
+    objective = AGENT(GRID.task(1))
+    inner, alpha = objective.batch(THETA, jax.random.key(1), 60), 2.0
+    learned = Learned(THETA, jnp.full((9, 4), 1.2))
+    after = adapted(learned, alpha, inner, first_order)
+    outer = objective.batch(after, jax.random.key(2), 60)
+    how = ProMP(
+        alpha,
+        1.0,
+        epochs=1,
+        optimizer="sgd",
+        divergence_weight=0.5,
+        variant="first-order" if first_order else "differentiated",
+    ).how
+    moved, _ = improve(how, learned, how.optimizer.init(learned), alpha, 1.0, inner, outer)
+    g, step = jax.grad(outer.surrogate)(after).ravel(), alpha * 1.2
+    by_theta = g
+    if not first_order:
+        H = jax.hessian(inner.surrogate)(THETA).reshape(36, 36)
+        by_theta = g + step * H @ g
+    by_theta = by_theta - 0.5 * jax.grad(inner.divergence)(THETA).ravel()
+    np.testing.assert_allclose((moved.theta - THETA).ravel(), by_theta, rtol=1e-3, atol=1e-5)
+    by_factor = g * alpha * inner.gradient(THETA).ravel()
+    np.testing.assert_allclose((moved.factors - 1.2).ravel(), by_factor, rtol=1e-3, atol=1e-5)
+    assert np.abs(by_factor).max() > 1e-3
+
+
+def test_an_optimizers_state_is_averaged_kept_or_forgotten():
+    messages, states = {}, {}
+    for where in ("averaged", "personal", "reset"):
+        algorithm = FedPPO(1.0, 0.1, m=3, optimizer_state=where)
+        server, state = algorithm.init(THETA)
+        upload, state = algorithm.client(server.message, state, AGENT(GRID.task(0)), jax.random.key(0))
+        messages[where], states[where] = upload, state
+        np.testing.assert_array_equal(upload.learned.theta, messages["averaged"].learned.theta, "equal first rounds")
+    assert messages["personal"].moments == messages["reset"].moments == ()
+    assert states["averaged"] == states["reset"] == ()
+    jax.tree.map(np.testing.assert_array_equal, messages["averaged"].moments, states["personal"])
+    assert float(states["personal"][0].count) == 5.0, "five epochs"
+
+
+def test_the_rate_is_annealed_over_rounds():
+    algorithm = FedPPO(1.0, 0.1, m=3, anneal=4)
+    server, state = algorithm.init(THETA)
+    rates = []
+    for _ in range(6):
+        rates.append(float(algorithm.rate(server.message.round)) / 0.1)
+        upload, state = algorithm.client(server.message, state, AGENT(GRID.task(0)), jax.random.key(0))
+        server = algorithm.server(server, jax.tree.map(lambda x: jnp.stack([x, x]), upload), jnp.ones(2))
+    share = (1 - LAST_SHARE) / 4
+    np.testing.assert_allclose(rates, [1, 1 - share, 1 - 2 * share, 1 - 3 * share, LAST_SHARE, LAST_SHARE], rtol=1e-5)
+
+
+def test_played_agents_get_the_numbers_of_compiled_ones():
+    """The Python loop samples, and calls compiled functions for everything else."""
+    policy = mlp(ARC, (4,))
+    agent = Sampled(policy, advantage="gae")
+    evaluation = MonteCarlo(agent, 4, 6)
+    played = fleet(*[[Played(task, False) for task in tasks] for tasks in AGENTS])
+    ends = []
+    for some in (ARC, played):
+        algorithm = ProMP(0.5, 0.05, local_steps=2, m_in=3, m_out=3, epochs=2, learn_alpha="per-parameter")
+        simulation = simulation_of(some, policy, [algorithm], [0], agent, evaluation=evaluation)
+        ends.append(list(simulation.run(simulation.begin(), [2]))[-1].fleet_state)
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def config(**algorithm):
+    parts = {"fleet": {"env": "gridworld", "width": 3, "horizon": 5}, "policy": {"name": "table"}}
+    algorithm = {"name": "promp", "alpha": 1.0, "beta": 0.01, **algorithm}
+    return make_config({"name": "tried", "seeds": 1, "rounds": 1, "algorithm": algorithm, **parts})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ({"clip_ratio": 0.0}, "clip_ratio must be a finite number > 0"),
+        ({"stop_divergence": -1.0}, "stop_divergence must be a finite number > 0"),
+        ({"divergence_weight": -1.0}, "divergence_weight must be a finite number >= 0"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"anneal": 0}, "anneal must be at least 1"),
+        ({"optimizer": "adma"}, "there is no optimizer 'adma'"),
+        ({"variant": "exact"}, "should be 'first-order' or 'differentiated'"),
+        ({"alpha": 0.0, "learn_alpha": "per-parameter"}, "learn_alpha multiplies alpha, which is 0"),
+    ],
+)
+def test_bad_settings_are_one_sentence_before_compiling(algorithm, said, untyped):
+    with pytest.raises(pf.UserError, match=said):
+        _ = config(**algorithm).experiment
+
+
+def test_agents_with_examples_and_policies_without_a_divergence_are_rejected():
+    with pytest.raises(pf.UserError, match="FedPPO needs agents with episodes"):
+        FedPPO(1.0, 0.1).check_supports(classification(agents=2, held_out=0), TABLE)
+    bare = dataclasses.replace(TABLE)
+    object.__setattr__(bare, "divergence", None)
+    with pytest.raises(pf.UserError, match="FedPPO limits the divergence of a policy, which TableSoftmax"):
+        FedPPO(1.0, 0.1).check_supports(GRID, bare)
