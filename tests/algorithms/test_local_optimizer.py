@@ -36,7 +36,7 @@ def test_settings_reach_the_optimizer_and_counts_survive_averaging():
     np.testing.assert_allclose(change["b"], 0.1 * 1.9 * 0.5, rtol=1e-6)
     adam = LocalOptimizer("adam")
     _, state = adam.step(PARAMS, PARAMS, adam.init(PARAMS), 0.1)
-    mean = jax.tree.map(lambda x: jnp.mean(jnp.stack([x] * 3) * (1 + 1e-7), axis=0), state)
+    mean = jax.tree.map(lambda x: jnp.mean(jnp.stack([x] * 3) * (1 - 1e-7), axis=0), state)
     exact, rounded = (adam.step(PARAMS, PARAMS, s, 0.1)[1] for s in (state, mean))
     assert float(exact[0].count) == float(rounded[0].count) == 2.0
 
