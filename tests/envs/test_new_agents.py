@@ -126,6 +126,14 @@ def test_mistakes_in_settings_are_one_sentence(name, settings, words):
     assert words in str(caught.value)
 
 
+def test_another_parameter_of_the_environment_is_not_called_a_mistake():
+    fleet = pf.gymnasium_fleet("CartPole-v1", vary={"length": (0.1, 0.9)}, agents=2)
+    with pytest.raises(pf.UserError) as caught:
+        fleet.new_agents.task(fleet, {"gravity": 5.0}, None)
+    assert str(caught.value).startswith("say also length of the new agent")
+    assert "no setting" not in str(caught.value)
+
+
 def test_settings_that_are_not_given_are_another_agents():
     fleet = pf.cart_pole(agents=3, held_out=1, vary=["length", "masscart"])
     heavy = fleet.new_agents.task(fleet, {"masscart": 2}, like=3)

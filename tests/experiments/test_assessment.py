@@ -108,6 +108,7 @@ def test_invalid_assessments_are_rejected(unseen, case):
         assess(unseen, **settings)
 
 
-def test_the_command_line_rejects_scratch_without_steps(unseen, run):
-    code, _, err = run("evaluate", unseen.folder, "--scratch", "0.1")
-    assert (code, "--scratch goes with --steps" in err) == (2, True)
+@pytest.mark.parametrize(("option", "value"), [("--scratch", "0.1"), ("--trajectories", "5")])
+def test_the_command_line_rejects_options_that_need_steps_without_them(unseen, run, option, value):
+    code, _, err = run("evaluate", unseen.folder, option, value)
+    assert (code, f"{option} goes with --steps" in err) == (2, True)

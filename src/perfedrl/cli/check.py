@@ -34,8 +34,8 @@ def check(
 ) -> None:
     """Play a Gymnasium environment, and name in one sentence each what is wrong with it.
 
-    Errors must be mended before training: return values of old Gym, observations of another shape or type than
-    declared, rewards that are arrays, numbers that are not finite. Warnings say what makes learning hard: actions
+    Errors must be mended before training: return values of old Gym, observations of another shape or kind of number
+    than declared, rewards that are arrays, numbers that are not finite. Warnings say what makes learning hard: actions
     without bounds, rewards or observations of extreme size, episodes that never end, randomness that ignores the seed.
     The exit code is 2 if there is an error, otherwise 0.
 

@@ -132,8 +132,8 @@ def evaluate(
         int | None, typer.Option(help="Instead measure unseen agents after each of this many policy-gradient steps.")
     ] = None,
     trajectories: Annotated[
-        int, typer.Option(help="With --steps: trajectories that an agent samples in each step.")
-    ] = 20,
+        int | None, typer.Option(help="With --steps: trajectories that an agent samples in each step; 20 by default.")
+    ] = None,
     scratch: Annotated[
         float | None,
         typer.Option(help="With --steps: also measure agents that start from scratch, with this step size."),
@@ -156,10 +156,11 @@ def evaluate(
     compilation.use_all_cores()
     compilation.enable_cache()
     if steps is not None:
-        evaluate_steps(load(run, last), steps, trajectories, alpha, scratch, json_file)
+        evaluate_steps(load(run, last), steps, 20 if trajectories is None else trajectories, alpha, scratch, json_file)
         return
-    if scratch is not None:
-        raise UserError("--scratch goes with --steps; set --steps to the number of steps that agents take")
+    for name, value in {"--scratch": scratch, "--trajectories": trajectories}.items():
+        if value is not None:
+            raise UserError(f"{name} goes with --steps; set --steps to the number of steps that agents take")
     rows = evaluate_run(load(run, last), alpha)
     console.out.print(tables.agents(run.name, rows))
     if json_file:

@@ -63,7 +63,8 @@ class NewAgents:
             )
         missing = [name for name in self.varying if name not in given]
         if missing and like is None:
-            other = [name for name in given if name not in known]
+            # A name that no agent has may be another parameter of the environment, or a typing error.
+            other = [name for name in given if name not in known and "did you mean" in nearest(name, known)]
             unlike = f"; the fleet's agents have no setting {other[0]!r}{nearest(other[0], known)}" if other else ""
             raise UserError(
                 f"say also {' and '.join(missing)} of the new agent ({'; '.join(map(self.about, missing))}), or say "

@@ -111,6 +111,8 @@ class GAE(Advantage):
             largest = sums_to_go(jnp.ones_like(batch.reward[:1]), discount)
             phi = state_features(policy, batch) * (largest * batch.mask)[..., None]
             return fitted(phi, sums_to_go(batch.reward, discount))
+        if self.critic == "network" and policy.values is None:
+            raise UserError("critic = \"network\" needs a policy with a value network, such as 'actor-critic'")
         baseline = Critic() if self.critic == "network" else Ridge()
         from_start = baseline(policy, params, batch, reward_to_go(batch, discount), discount)
         return jnp.where(decay > 0, from_start / jnp.where(decay > 0, decay, 1), 0)

@@ -7,6 +7,9 @@ from typing import Any
 log = logging.getLogger("perfedrl")
 
 LARGEST, SMALLEST = 1e6, 1e-12
+CLIPPED = ("promp", "fedppo")
+"""Algorithms whose settings are meant for normalized advantages."""
+
 SWITCHES = ("clip", "limit", "largest")
 """Beginnings of the names of bounds, which are set very large to switch them off."""
 
@@ -16,8 +19,19 @@ def warn_of_implausible_settings(config: Any) -> None:
     tables = {**config.algorithm, "entropy": config.entropy}
     if config.server is not None:
         tables["rate"] = config.server.rate
-    for sentence in implausible(tables):
+    for sentence in [*implausible(tables), *unscaled_steps(config.algorithm, config.advantage, config.policy)]:
         log.warning("%s: %s", config.name, sentence)
+
+
+def unscaled_steps(algorithm: Mapping[str, Any], advantage: Mapping[str, Any], policy: Mapping[str, Any]) -> list[str]:
+    """One sentence where clipped steps depend on the unit of rewards, or on the width of a Gaussian policy."""
+    if algorithm["name"] not in CLIPPED:
+        return []
+    if advantage["name"] != "gae":
+        return [f'the steps of {algorithm["name"]} depend on the unit of rewards; set advantage = "gae"']
+    if policy["name"] == "gaussian-mlp" and not advantage["times_variance"]:
+        return ["adaptation steps depend on the policy's standard deviation; set times_variance = true in [advantage]"]
+    return []
 
 
 def implausible(settings: Mapping[str, Any]) -> list[str]:

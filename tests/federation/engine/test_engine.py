@@ -386,7 +386,7 @@ def test_ctrl_c_stops_training_and_its_job(fleet, monkeypatch, operator):
 
 
 def test_ctrl_c_while_the_server_is_waited_for_is_shown_as_a_stop(fleet, monkeypatch):
-    stopped_by_ctrl_c(fleet, monkeypatch, Stub(), "unconnected", at="waiting for the server")
+    stopped_by_ctrl_c(fleet, monkeypatch, Stub(), "unconnected", at="connecting to the server")
 
 
 @pytest.mark.parametrize("restart", [(), ("--restart",)], ids=["again", "restart"])

@@ -169,11 +169,13 @@ class Supervisor:
     def _connect(self) -> Operator:
         """Wait for the server, and connect to it."""
         self._disconnect()
+        doing = "connecting to the server"
         while True:
-            self._show(f"waiting for the server, which `perfedrl federation server {self.fleet.folder}` starts")
+            self._show(doing)
             with suppress(ServerUnreachable):
                 self._operator = Operator(self.fleet, timeout=5.0)
                 return self._operator
+            doing = f"waiting for the server, which `perfedrl federation server {self.fleet.folder}` starts"
             time.sleep(1.0)
 
     def _disconnect(self) -> None:
