@@ -9,8 +9,8 @@ from perfedrl.policies.linear_gaussian import LinearGaussian
 from perfedrl.policies.mlp import GaussianMLP, MLPFactored, MLPSoftmax
 
 FINITE = {
-    "table": (pf.TableSoftmax(3, 4), 1, [np.int32(a) for a in range(4)]),
-    "mlp": (MLPSoftmax((2, 3, 4)), np.array([0.3, -1.0], np.float32), [np.int32(a) for a in range(4)]),
+    "table": (pf.TableSoftmax(3, 4), np.array(1), [np.array(a) for a in range(4)]),
+    "mlp": (MLPSoftmax((2, 3, 4)), np.array([0.3, -1.0], np.float32), [np.array(a) for a in range(4)]),
     "factored": (
         MLPFactored((2, 5), (2, 3)),
         np.array([0.3, -1.0], np.float32),

@@ -109,11 +109,11 @@ class MLPFactored(Policy):
         logp = [jax.nn.log_softmax(part) for part in self._parts(forward(params, obs))]
         return sum((-jnp.sum(jnp.exp(x) * x) for x in logp), jnp.zeros(()))
 
-    def distribution(self, params: Params, obs: Float[Array, " d"]) -> tuple[Float[Array, " a"], ...]:
+    def distribution(self, params: Params, obs: Float[Array, " d"]) -> tuple[Float[Array, " _"], ...]:
         return tuple(jax.nn.log_softmax(part) for part in self._parts(forward(params, obs)))
 
     def divergence(
-        self, one: tuple[Float[Array, " a"], ...], other: tuple[Float[Array, " a"], ...]
+        self, one: tuple[Float[Array, " _"], ...], other: tuple[Float[Array, " _"], ...]
     ) -> Float[Array, ""]:
         return sum((categorical(x, y) for x, y in zip(one, other, strict=True)), jnp.zeros(()))
 

@@ -147,7 +147,7 @@ class GaussianMLPDescription(Network):
     """Gaussian actions around the outputs of a network, with learned standard deviations."""
 
     name: Literal["GaussianMLP"] = Field(default="GaussianMLP", repr=False)
-    least_std: NonNegativeFloat = 0.0
+    least_std: NonNegativeFloat = Field(default=0.0, repr=False)
 
     def decisions(self, params: Parameters) -> Decisions:
         std = gaussian_std(params.take("log_std", self.widths[-1:]), self.least_std)
