@@ -79,7 +79,7 @@ figures: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
 		--no-annotate --custom-compile-command "make lock" \
-		--extra dev --extra federation --extra gym --extra mujoco pyproject.toml -o requirements.lock
+		--extra dev --extra federation --extra gym --extra mjx --extra mujoco pyproject.toml -o requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

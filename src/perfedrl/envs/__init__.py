@@ -1,5 +1,8 @@
 """Environments, one file per family. A new family is a file and a registry entry."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task
@@ -66,7 +69,13 @@ PLAYED = frozenset(
         "walker-mass",
     }
 )
-"""Families that are played in Python: over a network only the agents have them, and the server does not."""
+"""Families that are played in Python, unless a fleet names another `engine` than Gymnasium."""
+
+
+def played_in_python(table: Mapping[str, Any]) -> bool:
+    """Whether a config's fleet names a family that is played in Python: over a network only the agents have it."""
+    return table.get("env") in PLAYED and table.get("engine", "gymnasium") == "gymnasium"
+
 
 __all__ = [
     "ENVS",
@@ -107,6 +116,7 @@ __all__ = [
     "mountain_car_continuous",
     "navigation",
     "pendulum",
+    "played_in_python",
     "point_navigation",
     "random_mdps",
     "stack",

@@ -212,4 +212,4 @@ def corrected(qpos: Array, by: Float[Array, " nv"], qvel: Float[Array, " nv"]) -
     t = jnp.maximum(jnp.sqrt(jnp.sum(u**2)), 1e-4)
     c = (1 - t / 2 / jnp.tan(t / 2)) / t**2
     turn = jnp.cross(u, w)
-    return qvel.at[3:6].set(w + turn / 2 + c * jnp.cross(u, turn))
+    return jnp.concatenate([qvel[:3], w + turn / 2 + c * jnp.cross(u, turn), qvel[6:]])

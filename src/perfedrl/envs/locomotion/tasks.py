@@ -174,7 +174,7 @@ class CheetahVelocity(Cheetah):
 
 
 class Ant(LocomotionTask):
-    """An ant: it observes positions, velocities and clipped contact forces, and falls outside torso heights 0.2 to 1."""
+    """An ant: it observes positions, velocities and clipped contact forces; it stands at torso heights 0.2 to 1."""
 
     def observe(self, state: BodyState) -> Shaped[Array, " observed"]:
         forces = self.contact_forces(state)[1:].ravel()
@@ -252,7 +252,7 @@ class Upright(LocomotionTask):
 
 
 class Hopper(Upright):
-    """A hopper, which falls below a height of 0.7, beyond an angle of 0.2, or where a number of its state passes 100."""
+    """A hopper, which falls below a height of 0.7, beyond an angle of 0.2, or where another number passes 100."""
 
     def fallen(self, state: BodyState) -> Bool[Array, ""]:
         numbers = jnp.concatenate([state.qpos[2:], state.qvel])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from perfedrl.envs import ENVS, PLAYED, Fleet, Task, fleet
+from perfedrl.envs import ENVS, Fleet, Task, fleet, played_in_python
 from perfedrl.envs.base import PlayedTask
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
@@ -253,7 +253,7 @@ def _checked_trust(table: dict[str, Any], agent: AgentConfig) -> dict[str, Any]:
     A fleet that is played in Python may name anything: it is replaced by one that names nothing, of as many agents.
     """
     fleet = table.get("fleet")
-    if isinstance(fleet, dict) and str(fleet.get("env")) in PLAYED:
+    if isinstance(fleet, dict) and isinstance(fleet.get("env"), str) and played_in_python(fleet):
         given = ENVS.resolve(fleet["env"], {key: value for key, value in fleet.items() if key != "env"})
         table = {**table, "fleet": {"env": "gymnasium", "id": NAMELESS, "agents": training_agents(given)}}
     for place, value in _texts(table):
