@@ -15,6 +15,7 @@ from perfedrl.envs.fleet import Fleet, family_fleet, fleet
 from perfedrl.envs.gym import GymTask, gymnasium_fleet
 from perfedrl.envs.gym.fleet import with_settings
 from perfedrl.envs.locomotion.mjx_physics import mjx, mjx_physics
+from perfedrl.envs.locomotion.planar import planar_physics
 from perfedrl.envs.locomotion.tasks import LocomotionTask, Physics
 from perfedrl.envs.new_agents import NewAgents, Settings, as_numbers, count_of
 from perfedrl.envs.variation import Split, Vary, vary_agents
@@ -22,7 +23,7 @@ from perfedrl.errors import UserError, nearest
 from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.types import Array, Trajectory
 
-Engine = Literal["gymnasium", "mjx"]
+Engine = Literal["gymnasium", "mjx", "planar"]
 Outcomes = Callable[[Trajectory], dict[str, Array]]
 
 HERE = f"{worlds.__name__}:"
@@ -42,7 +43,7 @@ class EngineInJax(NamedTuple):
     """Raises a `UserError` where a package is missing."""
 
 
-ENGINES = {"mjx": EngineInJax(mjx_physics, mjx)}
+ENGINES = {"mjx": EngineInJax(mjx_physics, mjx), "planar": EngineInJax(planar_physics, worlds.mujoco)}
 
 
 class Family(NamedTuple):
