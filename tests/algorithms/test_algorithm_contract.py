@@ -83,6 +83,8 @@ CASES |= {
     "promp, personal optimizer": Case(make("promp", variant="differentiated", optimizer_state="personal"), **NO_EXACT),
     "two steps, central differences": Case(make("per-fedavg-pg", adaptation_steps=2), curvature="central-fresh"),
     "controlled, learned step": Case(make("per-fedavg-pg", m_h=4, control="shrink", learn_alpha="scalar")),
+    "annealed adam, learned step": Case(make("per-fedavg-pg", optimizer="adam", anneal=2, learn_alpha="scalar")),
+    "personal adam": Case(make("per-fedavg-pg", m_h=4, control="shrink", optimizer="adam", optimizer_state="personal")),
     "zeroth-order": Case(make("mixing", gradient="zeroth-order", weight_rate=0.1), **NO_EXACT),
     "control variate of steps": Case(ControlVariate(FIRST_ORDER, "step", FLEET.agents)),
     "control variate of rounds, optimizer": Case(
