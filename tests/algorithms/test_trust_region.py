@@ -78,17 +78,17 @@ def test_the_direction_solves_the_damped_fisher_system_written_out(first_order, 
     assert np.linalg.norm(g) > 0.1
 
 
-@partial(jit, static_argnums=0)
-def batch_of(policy, params, trajectories):
-    return make_batch(policy, RewardToGo(), Nothing(), 0.0, 0.9, params, trajectories)
+@partial(jit, static_argnums=(0, 1))
+def batch_of(policy, entropy, params, trajectories):
+    return make_batch(policy, RewardToGo(), Nothing(), entropy, 0.9, params, trajectories)
 
 
-def bandit_batch(params, visits, rewards):
+def bandit_batch(params, visits, rewards, entropy=0.0):
     """One decision per trajectory; state s takes action a as often as `visits` says."""
     pairs = [(s, a) for (s, a), count in np.ndenumerate(visits) for _ in range(count)]
     obs, action = (jnp.asarray([[pair[i]] for pair in pairs]) for i in (0, 1))
     batch = Trajectory(obs, action, jnp.asarray(rewards)[obs, action], jnp.ones(obs.shape))
-    return batch_of(pf.TableSoftmax(*np.shape(visits)), params, batch)
+    return batch_of(pf.TableSoftmax(*np.shape(visits)), entropy, params, batch)
 
 
 def test_without_damping_the_direction_is_fednpgs_where_the_batch_is_representative(x64):
@@ -148,3 +148,16 @@ def test_without_a_gradient_there_is_no_step():
     learned = Learned(jnp.zeros((1, 2)), ())
     after = improved(TrustRegion(0.0, 5, 3), learned, 0.0, 0.01, None, batch)
     np.testing.assert_array_equal(after.theta, learned.theta)
+
+
+def test_a_step_that_lowers_the_surrogate_is_shortened():
+    """Only entropy counts: from odds of e, the full step and its half lead to more uneven odds on the other side."""
+    params = jnp.asarray([[1.0, 0.0]])
+    batch, learned = bandit_batch(params, np.array([[3, 1]]), np.zeros((1, 2)), entropy=1.0), Learned(params, ())
+    after = improved(TrustRegion(0.0, 5, 5), learned, 0.0, 2.0, None, batch).theta[0]
+    p = 1 / (1 + np.exp(-1))
+    full = np.sqrt(2 * 2 / (p * (1 - p)))  # a distance of the two logits from each other
+    apart = [float(batch.divergence(jnp.asarray([[1 - share * full, 0.0]]))) for share in (0.5, 0.25)]
+    assert max(apart) <= 2, "the limit allows both"
+    np.testing.assert_allclose(after[0] - after[1], 1 - full / 4, rtol=1e-4)
+    assert abs(1 - full / 2) > 1
