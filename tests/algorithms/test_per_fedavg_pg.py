@@ -23,8 +23,7 @@ class Bowl(eqx.Module):
     """J(theta) = -|theta - top|^2 / 2, without noise."""
 
     top: float
-
-    traceable = True
+    traceable: bool = eqx.field(static=True, default=True)
 
     def gradient(self, params, key, m):
         return self.top - params
@@ -126,6 +125,15 @@ def test_the_rate_of_plain_steps_is_annealed():
             theta = theta + BETA * share * direction(theta, 1.0)
         np.testing.assert_allclose(message.learned, theta, rtol=1e-5)
     assert float(messages[-1].round) == 4
+
+
+def test_agents_that_cannot_be_traced_take_the_same_steps():
+    made = algorithm(optimizer="adam", anneal=3)
+    message, state = made.init(jnp.zeros(3))[0].message, made.init(jnp.zeros(3))[1]
+    compiled, looped = (made.client(message, state, Bowl(1.0, traceable), KEY)[0] for traceable in (True, False))
+    assert jax.tree.structure(compiled) == jax.tree.structure(looped)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), compiled, looped)
+    assert float(looped.moments[0].count) == 2
 
 
 def test_the_learned_step_size_is_used_at_deployment_beside_an_optimizers_moments():
