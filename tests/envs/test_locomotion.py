@@ -16,7 +16,7 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion import families
 from perfedrl.errors import UserError
 from perfedrl.gym_environment import mujoco_worlds as worlds
-from perfedrl.policies import POLICIES
+from perfedrl.policies import POLICIES, sighted
 
 NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-mass", "walker-mass")
 FEW = {"agents": 2, "held_out": 1, "parallel": 2}
@@ -228,3 +228,24 @@ def test_mujoco_is_imported_when_a_fleet_is_made():
     code = "import sys, perfedrl.envs; assert 'half-cheetah-dir' in perfedrl.envs.ENVS; print('mujoco' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "new"),
+    [
+        ("half-cheetah-dir", "direction", 0.5),
+        ("half-cheetah-vel", "velocity", 1.2),
+        ("ant-dir", "angle", 0.3),
+        ("ant-goal", "goal", (0.5, -0.5)),
+        ("hopper-mass", "body_mass", (1.1, 0.9, 1.3, 0.7, 1.5)),
+    ],
+)
+def test_agents_may_see_what_they_differ_in(name, parameter, new):
+    few = {**FEW, "held_out": 0} if name == "half-cheetah-dir" else FEW  # there are two directions
+    seeing = sighted(ENVS[name](**few, horizon=2), [parameter])
+    task = seeing.new_agents.task(seeing, {parameter: new}, None)
+    for own in (*seeing.train, *(seeing.held_out or ()), task):
+        numbers = np.asarray(seeing.sight.mean) + np.asarray(own.seen) * np.asarray(seeing.sight.scale)
+        np.testing.assert_allclose(numbers, np.ravel(own.task.recipe.values[parameter]), atol=1e-12)
+    assert np.ravel(task.task.recipe.values[parameter]) == pytest.approx(np.ravel(new))
+    assert task.observation_size == task.task.observation_size + len(numbers)

@@ -7,6 +7,7 @@ import pytest
 from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax
 from perfedrl.policies.mlp import MLPFactored
 from perfedrl.policies.normalized import Normalized
+from perfedrl.policies.sighted import SightedPolicy
 
 POLICIES = {
     "softmax": MLPSoftmax((3, 5, 4)),
@@ -16,6 +17,7 @@ POLICIES = {
     "actor-critic": ActorCritic(MLPSoftmax((3, 5, 4)), (4, 3, 1)),
     "normalized": Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized rewards": Normalized(MLPSoftmax((3, 5, 4)), rewards=True),
+    "sighted": SightedPolicy(Normalized(MLPSoftmax((5, 4)), size=3), np.asarray([0.5, -1.5])),
 }
 
 

@@ -5,6 +5,7 @@ from perfedrl.policies.base import Policy, TablePolicy
 from perfedrl.policies.linear_gaussian import LinearGaussian, linear_gaussian
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.normalized import Normalized, normalized
+from perfedrl.policies.sighted import SightedPolicy, sighted
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
@@ -27,6 +28,7 @@ __all__ = [
     "MLPSoftmax",
     "Normalized",
     "Policy",
+    "SightedPolicy",
     "TablePolicy",
     "TableSoftmax",
     "actor_critic",
@@ -35,5 +37,6 @@ __all__ = [
     "log_linear",
     "mlp",
     "normalized",
+    "sighted",
     "table",
 ]

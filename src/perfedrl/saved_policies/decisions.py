@@ -103,7 +103,7 @@ def gaussian_std(log_std: Float[np.ndarray, " a"], least_std: float) -> Float[np
 
 @dataclass(frozen=True)
 class NormalizedInputs(Decisions):
-    """Decisions that see observations in standard deviations from their mean, clipped."""
+    """Decisions that see the first components of observations in standard deviations from their mean, clipped."""
 
     inner: Decisions
     mean: Float[np.ndarray, " d"]
@@ -118,6 +118,24 @@ class NormalizedInputs(Decisions):
 
     def most_likely(self, obs: Shaped[np.ndarray, "n d"]) -> Shaped[np.ndarray, "n ..."]:
         return self.inner.most_likely(clipped(obs, self.mean, self.std))
+
+
+@dataclass(frozen=True)
+class SightedInputs(Decisions):
+    """Decisions that see some numbers after every observation, always the same ones."""
+
+    inner: Decisions
+    numbers: Float[np.ndarray, " k"]
+
+    @property
+    def noise(self) -> int:  # type: ignore[override]
+        return self.inner.noise
+
+    def draw(self, obs: Shaped[np.ndarray, "n d"], u: Float[np.ndarray, "n k"]) -> Shaped[np.ndarray, "n ..."]:
+        return self.inner.draw(appended(obs, self.numbers), u)
+
+    def most_likely(self, obs: Shaped[np.ndarray, "n d"]) -> Shaped[np.ndarray, "n ..."]:
+        return self.inner.most_likely(appended(obs, self.numbers))
 
 
 def network(layers: Sequence[Any]) -> Outputs:
@@ -153,8 +171,16 @@ def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
 
 
 def clipped(obs: Shaped[np.ndarray, "n d"], mean: Float[np.ndarray, " d"], std: Float[np.ndarray, " d"]) -> np.ndarray:
-    """Return observations in standard deviations from their mean, clipped."""
-    return np.clip((obs - mean) / std, -LARGEST, LARGEST)
+    """Return observations with their first components in standard deviations from their mean, clipped."""
+    size = len(mean)
+    seen = np.clip((obs[:, :size] - mean) / std, -LARGEST, LARGEST)
+    return seen if obs.shape[1] == size else np.concatenate([seen, obs[:, size:]], axis=1)
+
+
+def appended(obs: Float[np.ndarray, "*m d"], numbers: Float[np.ndarray, " k"]) -> Float[np.ndarray, "*m e"]:
+    """Return observations with some numbers after each."""
+    more = np.broadcast_to(np.asarray(numbers, obs.dtype), (*obs.shape[:-1], len(numbers)))
+    return np.concatenate([obs, more], axis=-1)
 
 
 def standard_deviation(mean: Any, square: Any, xp: Any) -> Any:

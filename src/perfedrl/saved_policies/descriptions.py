@@ -18,6 +18,7 @@ from perfedrl.saved_policies.decisions import (
     Gaussian,
     NormalizedInputs,
     SeveralSoftmaxes,
+    SightedInputs,
     Softmax,
     feedback,
     gaussian_std,
@@ -197,7 +198,7 @@ class ActorCriticDescription(FileTable):
 
 
 class NormalizedDescription(FileTable):
-    """A policy with normalized observations, where `observations` is their length, or rewards alone."""
+    """A policy with normalized observations, of which the first `observations` components are, or rewards alone."""
 
     name: Literal["Normalized"] = Field(default="Normalized", repr=False)
     observations: PositiveInt | None
@@ -205,10 +206,9 @@ class NormalizedDescription(FileTable):
 
     @model_validator(mode="after")
     def _check_size(self) -> "NormalizedDescription":
-        if self.observations not in (None, self.policy.observation_size):
-            raise ValueError(
-                f"expected normalized observations of length {self.policy.observation_size}, got {self.observations}"
-            )
+        size = self.policy.observation_size
+        if self.observations is not None and (size is None or self.observations > size):
+            raise ValueError(f"expected observations of at least {self.observations} numbers to normalize, got {size}")
         return self
 
     @property
@@ -230,6 +230,32 @@ class NormalizedDescription(FileTable):
         return NormalizedInputs(inner, mean, standard_deviation(mean, square, np))
 
 
+class SightedDescription(FileTable):
+    """A policy of one agent that sees, after the environment's observation, numbers of the agent's own task."""
+
+    name: Literal["Sighted"] = Field(default="Sighted", repr=False)
+    numbers: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    policy: "Description"
+
+    states: ClassVar[None] = None
+    """The number of states, where observations are their numbers."""
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> "SightedDescription":
+        size = self.policy.observation_size
+        if size is None or size <= len(self.numbers):
+            raise ValueError(f"expected a policy of more than {len(self.numbers)} inputs, got {size}")
+        return self
+
+    @property
+    def observation_size(self) -> int:
+        """The length of an observation of the environment."""
+        return (self.policy.observation_size or 0) - len(self.numbers)
+
+    def decisions(self, params: Parameters) -> Decisions:
+        return SightedInputs(self.policy.decisions(params), np.asarray(self.numbers, np.float32))
+
+
 Description = Annotated[
     TableSoftmaxDescription
     | LogLinearSoftmaxDescription
@@ -238,8 +264,10 @@ Description = Annotated[
     | GaussianMLPDescription
     | LinearGaussianDescription
     | ActorCriticDescription
-    | NormalizedDescription,
+    | NormalizedDescription
+    | SightedDescription,
     Field(discriminator="name"),
 ]
 ActorCriticDescription.model_rebuild()
 NormalizedDescription.model_rebuild()
+SightedDescription.model_rebuild()

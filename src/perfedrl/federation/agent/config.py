@@ -17,6 +17,7 @@ from perfedrl.envs import ENVS, Fleet, Task, fleet, played_in_python
 from perfedrl.envs.base import PlayedTask
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
+from perfedrl.experiments.build import SEES
 from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.federation.environment_report import (
@@ -222,6 +223,8 @@ def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
         raise UserError(f"the plan is not valid TOML: {error}") from error
     if "attack" in table:
         raise UserError("the plan has a table [attack], which is for simulations only: no agent takes part in one")
+    if isinstance(table.get("policy"), dict) and SEES in table["policy"]:
+        raise UserError("the plan: [policy] sees is for simulations only so far; no agent takes part in such a run")
     if isinstance(table.get("start"), str | dict):
         raise UserError("the plan starts from parameters in a file; a plan cannot choose what is read here")
     reported = table.pop(PLAN_TABLE, None)
