@@ -28,6 +28,31 @@ from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.policies import POLICIES
 
 ONE, TWENTY = 1e-9, 1e-7
+CONFIG = """
+name = "mjx"
+rounds = 1
+seeds = 2
+
+[fleet]
+env = "half-cheetah-dir"
+engine = "mjx"
+horizon = 3
+
+[policy]
+name = "gaussian-mlp"
+hidden = [4]
+
+[algorithm]
+name = "fedavg-pg"
+alpha = 1e-3
+beta = 1e-3
+m = 2
+
+[evaluation]
+name = "monte-carlo"
+trajectories = 2
+episodes = 2
+"""
 SLOW = [pytest.param(body, marks=pytest.mark.slow) for body in ("ant", "hopper", "walker")]
 
 
@@ -138,15 +163,9 @@ def test_episodes_keep_the_contract_of_tasks(name):
 
 @pytest.mark.slow
 def test_a_fleet_in_mjx_trains_in_one_program(tmp_path):
-    config = {
-        "rounds": 1,
-        "seeds": [0, 1],
-        "fleet": {"env": "half-cheetah-dir", "engine": "mjx", "horizon": 3},
-        "policy": {"name": "gaussian-mlp", "hidden": [4]},
-        "algorithm": {"name": "per-fedavg-pg", "alpha": 1e-3, "beta": 1e-3, "m_in": 2, "m_h": 2, "m_out": 2},
-        "evaluation": {"name": "monte-carlo", "episodes": 2},
-    }
-    history = pf.train(config)[0].history
+    config = tmp_path / "mjx.toml"
+    config.write_text(CONFIG)
+    history = pf.train(config, tmp_path / "runs").history
     assert np.isfinite(history.after).all()
 
 

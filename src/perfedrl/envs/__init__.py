@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from perfedrl.envs.adapters import brax_fleet, gymnax_fleet
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task
@@ -39,11 +40,13 @@ ENVS = registry(
     arc=arc,
     arrays=arrays,
     bandits=bandits,
+    brax=brax_fleet,
     cart_pole=cart_pole,
     circle=circle,
     classification=classification,
     gridworld=gridworld,
     gymnasium=gymnasium_fleet,
+    gymnax=gymnax_fleet,
     half_cheetah_dir=half_cheetah_dir,
     half_cheetah_vel=half_cheetah_vel,
     hopper_mass=hopper_mass,
@@ -110,6 +113,7 @@ __all__ = [
     "fleet",
     "gridworld",
     "gymnasium_fleet",
+    "gymnax_fleet",
     "lqr",
     "mix",
     "mountain_car",

@@ -111,17 +111,17 @@ def plain(body: str) -> Any:
     return env.model
 
 
+def traced(body: str) -> tuple[Any, Any]:
+    """MJX's model of a body and its empty data, in the precision of the caller."""
+    return jax.tree.map(jnp.asarray, converted(body, jnp.result_type(float).name))
+
+
 @lru_cache
-def converted(body: str) -> tuple[Any, Any]:
-    """MJX's model of a body and its empty data, as NumPy arrays in double precision."""
-    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+def converted(body: str, precision: str) -> tuple[Any, Any]:
+    """MJX's model and empty data as NumPy arrays, which any program may use."""
+    with jax.enable_x64(precision == "float64"), jax.ensure_compile_time_eval():
         made = mjx().put_model(plain(body), impl="jax"), mjx().make_data(plain(body), impl="jax")
         return jax.tree.map(np.asarray, made)
-
-
-def traced(body: str) -> tuple[Any, Any]:
-    """MJX's model and data in the precision of the caller."""
-    return jax.tree.map(jnp.asarray, converted(body))
 
 
 def as_data(state: BodyState, control: Float[Array, " motors"]) -> dict[str, Array]:
