@@ -1,7 +1,7 @@
 """Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. All agents are determined by `seed`. docs/locomotion.md has the formulas, their sources
-and the departures from them.
+An episode has 100 decisions. All agents are determined by `seed`. Episodes are played on all cores, or by `workers`
+processes. docs/locomotion.md has the formulas, their sources and the departures from them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +14,7 @@ import numpy as np
 
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym import GymTask, gymnasium_fleet
+from perfedrl.envs.gym.episodes import WorkerCount
 from perfedrl.envs.gym.fleet import with_settings
 from perfedrl.envs.new_agents import NewAgents, Settings, as_numbers, count_of
 from perfedrl.errors import UserError, nearest
@@ -40,6 +41,7 @@ def half_cheetah_dir(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Cheetahs that run forward or backward (Finn et al., 2017); there are only these two tasks.
 
@@ -47,7 +49,7 @@ def half_cheetah_dir(
     joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles.
     """
     options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     made = make_fleet(worlds.half_cheetah_direction, vary, agents, held_out, seed, options=options, **more)
     return with_outcomes(made, lambda _: partial(running, velocity_scale))
 
@@ -63,10 +65,11 @@ def half_cheetah_vel(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Cheetahs that run at a velocity of their own, uniform on [0, fastest]: 2 in MAML, 3 in ProMP and PEARL."""
     positive(fastest=fastest)
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
     made = make_fleet(worlds.half_cheetah_velocity, vary, agents, held_out, seed, options=options, **more)
     return with_outcomes(made, lambda _: partial(running, velocity_scale))
@@ -81,11 +84,12 @@ def ant_dir(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Ants that walk along a direction of their own: any (ProMP, PEARL), or forward and backward (MAML)."""
     line = {"list": [0.0, float(np.pi)]}
     vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     made = make_fleet(worlds.ant_direction, vary, agents, held_out, seed, **more)
     return with_outcomes(made, lambda values: partial(walking, values["angle"]))
 
@@ -98,11 +102,12 @@ def ant_goal(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Ants that walk to a goal of their own, uniform in the disk of radius 3 (ProMP, PEARL)."""
     rng = np.random.default_rng([seed, 2])
     goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     made = make_fleet(worlds.ant_to_goal, {"goal": one_by_one(goals, agents)}, agents, held_out, seed, **more)
     return with_outcomes(made, lambda values: partial(arriving, values["goal"]))
 
@@ -117,12 +122,13 @@ def hopper_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Hoppers with bodies of their own: every part's mass times 1.5^u, u uniform on [-limit, limit] (ProMP, PEARL).
 
     `vary` may name more of the body: body_inertia, dof_damping (times 1.3^u), geom_friction.
     """
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     return bodies(worlds.hopper, agents, held_out, seed, vary, limit, **more)
 
 
@@ -136,10 +142,22 @@ def walker_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
 ) -> Fleet:
     """Walkers with bodies of their own, in the same way as `hopper_mass`."""
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    more = playing(horizon, discount, parallel, processes, workers)
     return bodies(worlds.walker, agents, held_out, seed, vary, limit, **more)
+
+
+def playing(horizon: int, discount: float, parallel: int, processes: bool, workers: WorkerCount) -> dict[str, Any]:
+    """Collect the settings of episodes and of how they are played."""
+    return {
+        "horizon": horizon,
+        "discount": discount,
+        "parallel": parallel,
+        "processes": processes,
+        "workers": workers,
+    }
 
 
 def cheetah(frame_skip: int, velocity_scale: float) -> dict[str, Any]:
