@@ -207,6 +207,18 @@ def test_a_factory_that_cannot_be_sent_is_a_mistake_of_one_sentence():
         play(fleet)
 
 
+def test_a_factory_of_the_script_that_runs_is_a_mistake_of_one_sentence(monkeypatch):
+    def make():
+        return Room(action="box")
+
+    make.__module__, make.__qualname__ = "__main__", "make"
+    monkeypatch.setattr(sys.modules["__main__"], "make", make, raising=False)
+    fleet = gymnasium_fleet([make], horizon=5, parallel=2, workers=2)
+    with pytest.raises(UserError, match=r"cannot load what it is to play: AttributeError: .*; set workers = 1"):
+        play(fleet)
+    assert not processes(fleet)
+
+
 def test_auto_is_one_process_for_each_core_and_at_most_one_for_each_slot(monkeypatch):
     monkeypatch.setattr(episodes, "available_cores", lambda: 3)
     assert episodes.make_workers("auto", processes=False, parallel=16).count == 3
