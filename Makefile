@@ -55,9 +55,10 @@ bench: $(STAMP)
 bench-federation: $(STAMP)
 	$(BIN)/python benchmarks/bench_federation.py
 
-# Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter.
+# Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter; half-cheetahs on one core and on all.
 bench-gym: $(STAMP)
 	$(BIN)/python benchmarks/bench_gym.py
+	$(BIN)/python benchmarks/bench_cheetahs.py
 
 # The estimated memory of configs/ beside the compiler's count.
 bench-memory: $(STAMP)

@@ -19,7 +19,7 @@ from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.policies import POLICIES, sighted
 
 NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-mass", "walker-mass")
-FEW = {"agents": 2, "held_out": 1, "parallel": 2}
+FEW = {"agents": 2, "held_out": 1, "parallel": 2, "workers": 1}
 DERIVED = {
     "body_invweight0",
     "body_subtreemass",
@@ -171,7 +171,7 @@ def test_episodes_have_a_hundred_decisions_and_depend_on_the_key_alone(name):
     if name.startswith("half-cheetah") or name == "ant-goal":
         assert one.mask.all()
     fleet.close()
-    assert all(not task._slots._environments for task in fleet.train)
+    assert all(not task._player.slots._environments for task in fleet.train)
 
 
 def test_outcomes_of_locomotion_tasks_by_hand():

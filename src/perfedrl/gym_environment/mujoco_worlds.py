@@ -81,9 +81,13 @@ def with_velocity_scale(env: Any, velocity_scale: float, positions: int) -> Any:
 
     class Seen(gym.ObservationWrapper):
         def observation(self, observation: Any) -> Any:
-            return np.r_[observation[:positions], velocity_scale * observation[positions:]]
+            return factors * observation
 
-    return env if velocity_scale == 1 else Seen(env)
+    if velocity_scale == 1:
+        return env
+    factors = np.ones(env.observation_space.shape)
+    factors[positions:] = velocity_scale
+    return Seen(env)
 
 
 def half_cheetah_direction(direction: float, frame_skip: int = 5, velocity_scale: float = 1.0) -> Any:

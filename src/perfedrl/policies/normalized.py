@@ -1,6 +1,7 @@
 """Normalization of a policy's observations and rewards by running moments."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import observation_size
 from perfedrl.saved_policies import descriptions
-from perfedrl.saved_policies.decisions import LARGEST, SMALLEST, clipped, standard_deviation
+from perfedrl.saved_policies.decisions import LARGEST, SMALLEST, decide_normalized, standard_deviation
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 NORMALIZER = "normalizer"
@@ -131,7 +132,7 @@ class Normalized(Policy):
         if self.size is None:
             return decide
         mean, std = (np.asarray(x) for x in self.mean_and_std(params))
-        return lambda obs, u: decide(clipped(obs, mean, std), u)
+        return partial(decide_normalized, decide, mean, std)
 
     def mean_and_std(self, params: Params) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return mean and standard deviation of each observation component."""

@@ -1,8 +1,12 @@
-"""Decisions of policies in NumPy, for batches of observations: drawn with uniforms, or the most likely actions."""
+"""Decisions of policies in NumPy, for batches of observations: drawn with uniforms, or the most likely actions.
+
+All of them can be sent to another process.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,23 +144,34 @@ class SightedInputs(Decisions):
 
 def network(layers: Sequence[Any]) -> Outputs:
     """Return the function of a network with tanh between its layers, each with a "weight" and a "bias"."""
+    return partial(network_outputs, layers)
 
-    def outputs(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
-        for i, layer in enumerate(layers):
-            x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
-        return x
 
-    return outputs
+def network_outputs(layers: Sequence[Any], x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
+    """Return the outputs of a network for a batch of inputs."""
+    for i, layer in enumerate(layers):
+        x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
+    return x
 
 
 def table(logits: Float[np.ndarray, "S A"]) -> Outputs:
     """Return the function that looks up the logits of states, which are numbers."""
-    return lambda obs: logits[obs]
+    return partial(table_rows, logits)
+
+
+def table_rows(logits: Float[np.ndarray, "S A"], obs: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n A"]:
+    """Return the rows of a table for a batch of states."""
+    return logits[obs]
 
 
 def feedback(gain: Float[np.ndarray, "m n"]) -> Outputs:
     """Return the function -K x of linear state feedback."""
-    return lambda obs: -(obs @ gain.T)
+    return partial(feedback_outputs, gain)
+
+
+def feedback_outputs(gain: Float[np.ndarray, "m n"], obs: Float[np.ndarray, "b n"]) -> Float[np.ndarray, "b m"]:
+    """Return -K x for a batch of states x."""
+    return -(obs @ gain.T)
 
 
 def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -186,3 +201,14 @@ def appended(obs: Float[np.ndarray, "*m d"], numbers: Float[np.ndarray, " k"]) -
 def standard_deviation(mean: Any, square: Any, xp: Any) -> Any:
     """Return the standard deviation of observations from their mean and mean square; `xp` is NumPy or jax.numpy."""
     return xp.sqrt(xp.maximum(square - mean**2, xp.maximum(SHARE * square, SMALLEST)))
+
+
+def decide_normalized(
+    decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    mean: Float[np.ndarray, " d"],
+    std: Float[np.ndarray, " d"],
+    obs: Shaped[np.ndarray, "n d"],
+    u: Float[np.ndarray, "n k"],
+) -> Shaped[np.ndarray, "n ..."]:
+    """Decide on observations in standard deviations from their mean, clipped."""
+    return decide(clipped(obs, mean, std), u)

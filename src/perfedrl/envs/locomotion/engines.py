@@ -13,6 +13,7 @@ import numpy as np
 from perfedrl.envs.base import check_episode
 from perfedrl.envs.fleet import Fleet, family_fleet, fleet
 from perfedrl.envs.gym import GymTask, gymnasium_fleet
+from perfedrl.envs.gym.episodes import WorkerCount
 from perfedrl.envs.gym.fleet import with_settings
 from perfedrl.envs.locomotion.mjx_physics import mjx, mjx_physics
 from perfedrl.envs.locomotion.planar import planar_physics
@@ -66,6 +67,7 @@ class Episodes(NamedTuple):
     discount: float
     parallel: int = PARALLEL
     processes: bool = False
+    workers: WorkerCount = "auto"
 
     def check(self) -> None:
         """Reject an unknown engine, one whose packages are missing, and settings that it does not have."""
@@ -74,8 +76,8 @@ class Episodes(NamedTuple):
             return
         if self.engine not in ENGINES:
             raise UserError(f"engine = {self.engine!r} is unknown{nearest(self.engine, ['gymnasium', *ENGINES])}")
-        if self.processes or self.parallel != PARALLEL:
-            name = "processes" if self.processes else "parallel"
+        played = {"processes": self.processes, "parallel": self.parallel != PARALLEL, "workers": self.workers != "auto"}
+        for name in (name for name, given in played.items() if given):
             raise UserError(
                 f"{name} is for engine = 'gymnasium', which plays in Python; {self.engine!r} has no use of it"
             )

@@ -1,7 +1,7 @@
 """Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. All agents are determined by `seed`. docs/locomotion.md has the formulas, their sources
-and the departures from them.
+An episode has 100 decisions. All agents are determined by `seed`. With `engine` "gymnasium" they are
+played in Python on all cores, or by `workers` processes; with "planar" and "mjx" they are compiled. docs/locomotion.md has the formulas, their sources and the departures from them.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from perfedrl.envs.fleet import Fleet
+from perfedrl.envs.gym.episodes import WorkerCount
 from perfedrl.envs.locomotion import tasks
 from perfedrl.envs.locomotion.engines import Engine, Episodes, Family, Outcomes, make_fleet
 from perfedrl.envs.locomotion.outcomes import arriving, running, upright, walking
@@ -35,16 +36,16 @@ def half_cheetah_dir(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run forward or backward (Finn et al., 2017); there are only these two tasks.
 
     A decision lasts `frame_skip` hundredths of a second. Observed velocities are multiplied by `velocity_scale`:
-    joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles. With `engine` "gymnasium" episodes
-    are played in Python, with "mjx" they are compiled.
+    joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles.
     """
     options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("half-cheetah", worlds.half_cheetah_direction, tasks.CheetahDirection, cheetah_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed, options)
 
@@ -60,11 +61,12 @@ def half_cheetah_vel(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run at a velocity of their own, uniform on [0, fastest]: 2 in MAML, 3 in ProMP and PEARL."""
     positive(fastest=fastest)
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
     family = Family("half-cheetah", worlds.half_cheetah_velocity, tasks.CheetahVelocity, cheetah_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed, options)
@@ -79,12 +81,13 @@ def ant_dir(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk along a direction of their own: any (ProMP, PEARL), or forward and backward (MAML)."""
     line = {"list": [0.0, float(np.pi)]}
     vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("ant", worlds.ant_direction, tasks.AntDirection, direction_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed)
 
@@ -97,12 +100,13 @@ def ant_goal(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk to a goal of their own, uniform in the disk of radius 3 (ProMP, PEARL)."""
     rng = np.random.default_rng([seed, 2])
     goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("ant", worlds.ant_to_goal, tasks.AntGoal, goal_outcomes)
     return make_fleet(family, episodes, {"goal": one_by_one(goals, agents)}, agents, held_out, seed)
 
@@ -117,13 +121,14 @@ def hopper_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Hoppers with bodies of their own: every part's mass times 1.5^u, u uniform on [-limit, limit] (ProMP, PEARL).
 
     `vary` may name more of the body: body_inertia, dof_damping (times 1.3^u), geom_friction.
     """
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("hopper", worlds.hopper, tasks.Hopper, body_outcomes)
     return bodies(family, episodes, agents, held_out, seed, vary, limit)
 
@@ -138,10 +143,11 @@ def walker_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
     engine: Engine = "gymnasium",
 ) -> Fleet:
     """Walkers with bodies of their own, in the same way as `hopper_mass`."""
-    episodes = Episodes(engine, horizon, discount, parallel, processes)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("walker", worlds.walker, tasks.Walker, body_outcomes)
     return bodies(family, episodes, agents, held_out, seed, vary, limit)
 
