@@ -88,6 +88,8 @@ class Server(BaseModel):
     b1: float = Field(default=0.9, ge=0, lt=1)
     b2: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    anneal: int | None = Field(default=None, ge=1)
+    schedule: Literal["linear", "cosine"] = "linear"
 
 
 def build(config: Any, fleet: Fleet | None = None) -> Experiment:
