@@ -58,6 +58,32 @@ def test_observations_rewards_and_falls_are_gymnasiums(name):
     assert (any(falls), all(falls)) == (can_fall, False)
 
 
+LIMITS = {
+    "ant-dir": [(2, 0.2), (2, 1.0)],
+    "hopper-mass": [(1, 0.7), (2, 0.2), (2, -0.2), (3, 100.0), (3, -100.0)],
+    "walker-mass": [(1, 0.8), (1, 2.0), (2, 1.0), (2, -1.0)],
+}
+"""The positions that end an episode, with their limits."""
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limits_of_standing_are_gymnasiums(name):
+    task, other = twins(name)
+    env, verdicts = other.recipe(), []
+    env.reset(seed=0)
+    bare = env.unwrapped
+    with jax.enable_x64(True):
+        for place, limit in LIMITS[name]:
+            for value in (limit - 1e-9, limit, limit + 1e-9):
+                qpos = bare.init_qpos.copy()
+                qpos[place] = value
+                bare.set_state(qpos, bare.init_qvel)
+                verdicts.append(bool(task.fallen(state_of(env))))
+                assert verdicts[-1] == (not bare.is_healthy)
+    env.close()
+    assert len(set(verdicts)) == 2
+
+
 class Given:
     """Random numbers of Gymnasium, by inverse transform of given uniforms."""
 
