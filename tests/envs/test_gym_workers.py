@@ -145,7 +145,7 @@ def test_processes_end_with_the_last_open_agent_and_close_environments(tmp_path)
 
 
 def test_ctrl_c_ends_the_processes_that_play_and_the_next_batch_starts_new_ones(expected, pair, monkeypatch):
-    play(pair)
+    play(pair), play(pair, agent=1)  # which stays open
     running = processes(pair)
 
     def interrupted(self):
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_the_processes_that_play_and_the_next_batch_starts_new_ones(
     with monkeypatch.context() as patched:
         patched.setattr(WorkerProcess, "answer", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            play(pair)
+            play(pair, key=jax.random.key(4))
     assert all(process._process.returncode is not None for process in running)
     for x, y in zip(expected[0], play(pair), strict=True):
         np.testing.assert_array_equal(x, y)

@@ -15,10 +15,12 @@ pytest.importorskip("gymnasium")
 from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion import families
 from perfedrl.errors import UserError
+from perfedrl.experiments.config import load_config
 from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.policies import POLICIES, sighted
 
 NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-mass", "walker-mass")
+CONFIGS = Path(__file__).parents[2] / "configs"
 FEW = {"agents": 2, "held_out": 1, "parallel": 2, "workers": 1}
 DERIVED = {
     "body_invweight0",
@@ -172,6 +174,28 @@ def test_episodes_have_a_hundred_decisions_and_depend_on_the_key_alone(name):
         assert one.mask.all()
     fleet.close()
     assert all(not task._player.slots._environments for task in fleet.train)
+
+
+@pytest.mark.parametrize("name", ["half-cheetah-dir", "hopper-mass"])
+def test_workers_play_the_same_bits_as_one_process(name):
+    batches = []
+    for workers in (1, 2):
+        fleet = ENVS[name](agents=1, held_out=0, parallel=4, horizon=29, workers=workers)
+        policy = POLICIES["gaussian-mlp"](fleet, hidden=(64, 64))
+        batches.append(fleet.task(0).sampler(policy).sample(policy.init(jax.random.key(0)), jax.random.key(1), 7))
+        fleet.close()
+    jax.tree.map(np.testing.assert_array_equal, *batches)
+    assert ENVS.parameters(name)["workers"].default == "auto"
+
+
+@pytest.mark.parametrize("name", ["half_cheetah_dir", "half_cheetah_vel"])
+def test_configs_of_cheetahs_take_the_decisions_that_they_say(name):
+    file = CONFIGS / f"{name}.toml"
+    config = load_config(file)
+    trajectories = config.algorithm["m_in"] + config.algorithm["m_out"]
+    assert config.rounds * config.fleet["agents"] * trajectories * (config.fleet["horizon"] + 1) == 16e6
+    assert "16 million decisions" in file.read_text()
+    assert config.algorithm["anneal"] == config.rounds
 
 
 def test_outcomes_of_locomotion_tasks_by_hand():
