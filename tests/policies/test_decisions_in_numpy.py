@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax
+from perfedrl.policies import ActorCritic, Contextual, GaussianMLP, MLPSoftmax
 from perfedrl.policies.mlp import MLPFactored
 from perfedrl.policies.normalized import Normalized
 
@@ -14,6 +14,7 @@ POLICIES = {
     "several components": MLPFactored((3, 5, 7), (2, 4, 1)),
     "gaussian": GaussianMLP((3, 5, 2), 0.7),
     "actor-critic": ActorCritic(MLPSoftmax((3, 5, 4)), (4, 3, 1)),
+    "context": Contextual(GaussianMLP((5, 5, 2), 0.7), 3, 2),
     "normalized": Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized rewards": Normalized(MLPSoftmax((3, 5, 4)), rewards=True),
 }

@@ -7,7 +7,16 @@ import pytest
 from perfedrl.contracts import members
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
-from perfedrl.policies import ActorCritic, GaussianMLP, LinearGaussian, MLPSoftmax, Normalized, Policy, TableSoftmax
+from perfedrl.policies import (
+    ActorCritic,
+    Contextual,
+    GaussianMLP,
+    LinearGaussian,
+    MLPSoftmax,
+    Normalized,
+    Policy,
+    TableSoftmax,
+)
 
 
 class Fair(Policy):
@@ -34,7 +43,7 @@ def test_a_member_that_a_policy_lacks_is_none(name):
     assert getattr(Fair(), name) is None
 
 
-@pytest.mark.parametrize("wrapper", [ActorCritic, Normalized])
+@pytest.mark.parametrize("wrapper", [ActorCritic, Contextual, Normalized])
 def test_a_wrapper_states_every_member_of_the_contract_itself(wrapper):
     assert "__getattr__" not in vars(wrapper)
     assert set(members(Policy)) <= set(vars(wrapper)) | set(wrapper.__annotations__)

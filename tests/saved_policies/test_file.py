@@ -14,7 +14,16 @@ import perfedrl as pf
 from perfedrl.compilation import jit
 from perfedrl.envs import ENVS
 from perfedrl.experiments.files import named_leaves
-from perfedrl.policies import POLICIES, ActorCritic, GaussianMLP, LinearGaussian, MLPSoftmax, Normalized, TableSoftmax
+from perfedrl.policies import (
+    POLICIES,
+    ActorCritic,
+    Contextual,
+    GaussianMLP,
+    LinearGaussian,
+    MLPSoftmax,
+    Normalized,
+    TableSoftmax,
+)
 from perfedrl.policies.mlp import MLPFactored
 from perfedrl.saved_policies.file import SavedPolicy, encode
 
@@ -25,6 +34,7 @@ FLEETS = {
     "gaussian-mlp": {"env": "pendulum"},
     "linear-gaussian": {"env": "lqr"},
     "actor-critic": {"env": "pendulum"},
+    "context-mlp": {"env": "pendulum"},
 }
 """A fleet that each registered policy fits."""
 
@@ -37,6 +47,8 @@ def registered(name):
 CASES = dict.fromkeys(POLICIES, registered) | {
     "several components": lambda _: MLPFactored((3, 5, 7), (2, 4, 1)),
     "actor-critic of a softmax": lambda _: ActorCritic(MLPSoftmax((3, 5, 4)), (4, 3, 1)),
+    "context of a softmax": lambda _: Contextual(MLPSoftmax((5, 4)), 3, 2),
+    "normalized context": lambda _: Normalized(Contextual(GaussianMLP((5, 2)), 3, 2), size=3),
     "normalized": lambda _: Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized actor-critic": lambda _: Normalized(ActorCritic(MLPSoftmax((3, 4)), (4, 1)), size=3, rewards=True),
     "normalized rewards of a table": lambda _: Normalized(TableSoftmax(3, 2), rewards=True),

@@ -120,6 +120,29 @@ class NormalizedInputs(Decisions):
         return self.inner.most_likely(clipped(obs, self.mean, self.std))
 
 
+@dataclass(frozen=True)
+class ContextInputs(Decisions):
+    """Decisions that see a context after each observation."""
+
+    inner: Decisions
+    context: Float[np.ndarray, " k"]
+
+    @property
+    def noise(self) -> int:  # type: ignore[override]
+        return self.inner.noise
+
+    def draw(self, obs: Shaped[np.ndarray, "n d"], u: Float[np.ndarray, "n k"]) -> Shaped[np.ndarray, "n ..."]:
+        return self.inner.draw(with_context(obs, self.context), u)
+
+    def most_likely(self, obs: Shaped[np.ndarray, "n d"]) -> Shaped[np.ndarray, "n ..."]:
+        return self.inner.most_likely(with_context(obs, self.context))
+
+
+def with_context(obs: Shaped[np.ndarray, "n d"], context: Float[np.ndarray, " k"]) -> Shaped[np.ndarray, "n e"]:
+    """Append a context to each observation."""
+    return np.concatenate([obs, np.broadcast_to(context.astype(obs.dtype), (len(obs), len(context)))], axis=1)
+
+
 def network(layers: Sequence[Any]) -> Outputs:
     """Return the function of a network with tanh between its layers, each with a "weight" and a "bias"."""
 
