@@ -39,6 +39,7 @@ class Wrapper(Algorithm):
     step_sizes = delegated("inner")
     adaptation_step_size = delegated("inner")
     deployment_step_size = delegated("inner")
+    adaptation_step = delegated("inner")
     learns_step_size = delegated("inner")
     personalization_steps = delegated("inner")
     curvature_trajectories = delegated("inner")
