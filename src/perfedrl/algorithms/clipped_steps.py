@@ -1,7 +1,7 @@
 """Several steps on one batch: clipped surrogates, a limit on the divergence, and an optimizer of the agent's own.
 
-What ProMP and FedPPO share. FedPPO improves a policy on a batch of its own; ProMP improves the initialization before an
-adaptation step, on a batch of the adapted policy.
+What FedPPO, ProMP and `context` share. FedPPO improves a policy on a batch of its own; the other two improve the
+initialization before an adaptation, on a batch of the adapted policy.
 """
 
 from abc import abstractmethod
@@ -27,27 +27,6 @@ from perfedrl.types import Array, Params, Scalar
 
 LAST_SHARE = 0.05
 """The share of the rate that is left at the end of annealing."""
-
-
-@dataclass(frozen=True)
-class ClippedSteps:
-    """How a batch is used: number of epochs, clip of ratios, weight of the inner divergence, and when to stop.
-
-    With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated.
-    """
-
-    optimizer: LocalOptimizer
-    epochs: int
-    clip_ratio: float
-    stop_divergence: float
-    divergence_weight: float = 0.0
-    first_order: bool = True
-
-    def __post_init__(self) -> None:
-        check_counts(epochs=self.epochs)
-        check_positive(clip_ratio=self.clip_ratio, stop_divergence=self.stop_divergence)
-        if not 0 <= self.divergence_weight < float("inf"):
-            raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
 
 
 class Learned(NamedTuple):
@@ -78,6 +57,36 @@ def adapted(learned: Learned, alpha: Scalar, inner: SampledBatch | None, first_o
     return optax.tree.add(learned.theta, step)
 
 
+@dataclass(frozen=True)
+class ClippedSteps:
+    """How a batch is used: number of epochs, clip of ratios, weight of the inner divergence, and when to stop.
+
+    With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated. A
+    subclass may adapt in another way and maximize more.
+    """
+
+    optimizer: LocalOptimizer
+    epochs: int
+    clip_ratio: float
+    stop_divergence: float
+    divergence_weight: float = 0.0
+    first_order: bool = True
+
+    def __post_init__(self) -> None:
+        check_counts(epochs=self.epochs)
+        check_positive(clip_ratio=self.clip_ratio, stop_divergence=self.stop_divergence)
+        if not 0 <= self.divergence_weight < float("inf"):
+            raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
+
+    def adapted(self, learned: Learned, alpha: Scalar, inner: SampledBatch | None) -> Params:
+        """Return the parameters after the adaptation on a batch; without a batch there is none."""
+        return adapted(learned, alpha, inner, self.first_order)
+
+    def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
+        """Return what the steps maximize at the adapted parameters: the clipped surrogate of the outer batch."""
+        return outer.surrogate(theta, self.clip_ratio)
+
+
 def step_sizes(learned: Learned, alpha: Scalar) -> Any:
     """Return alpha, or alpha times its learned factors."""
     learns = jax.tree.leaves(learned.factors)
@@ -99,8 +108,8 @@ def improve(
     """
 
     def gradient(learned: Learned) -> Learned:
-        after, pulled_back = jax.vjp(lambda new: adapted(new, alpha, inner, how.first_order), learned)
-        by_adapted = jax.grad(lambda theta: outer.surrogate(theta, how.clip_ratio))(after)
+        after, pulled_back = jax.vjp(lambda new: how.adapted(new, alpha, inner), learned)
+        by_adapted = jax.grad(how.objective)(after, outer)
         (found,) = pulled_back(by_adapted)
         if inner is None or not how.divergence_weight:
             return found
@@ -113,14 +122,19 @@ def improve(
         change, moved = how.optimizer.step(learned, gradient(learned), moments, rate)
         learned = optax.tree.add(learned, select(going_on, change, optax.tree.zeros_like(change)))
         moments = select(going_on, moved, moments)
-        apart = outer.divergence(adapted(learned, alpha, inner, how.first_order))
+        apart = outer.divergence(how.adapted(learned, alpha, inner))
         return (learned, moments, going_on & (apart <= how.stop_divergence)), None
 
     (learned, moments, _), _ = jax.lax.scan(epoch, (learned, moments, jnp.asarray(True)), length=how.epochs)
     return learned, moments
 
 
-_adapted = jit(adapted, static_argnums=3)
+def adapt_with(how: ClippedSteps, learned: Learned, alpha: Scalar, inner: SampledBatch) -> Params:
+    """Return the parameters after the adaptation on a batch."""
+    return how.adapted(learned, alpha, inner)
+
+
+adapt_compiled = jit(adapt_with, static_argnums=0)
 _improve = jit(improve, static_argnums=0)
 
 
@@ -178,7 +192,7 @@ class ClippedLearner(Algorithm):
 
     def adapt(self, learned: Learned, inner: SampledBatch) -> Params:
         """Return the parameters after the adaptation step on a batch."""
-        return _adapted(learned, self.alpha, inner, self.how.first_order)
+        return adapt_compiled(self.how, learned, self.alpha, inner)
 
     def rate(self, number: PyTree) -> Scalar:
         """Return the optimizer's rate in a round: beta, or annealed to a small share of it over `anneal` rounds."""
@@ -203,3 +217,21 @@ class ClippedLearner(Algorithm):
             raise UserError(
                 f"{type(self).__name__} limits the divergence of a policy, which {type(policy).__name__} does not have"
             )
+
+
+class AdaptedLearner(ClippedLearner):
+    """The base of those that improve the parameters before an adaptation, on a batch of the adapted policy.
+
+    A subclass also has the fields `m_in` and `m_out`, the sizes of the batches before and after the adaptation.
+    """
+
+    m_in: eqx.AbstractVar[int]
+    m_out: eqx.AbstractVar[int]
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * (self.m_in + self.m_out)
+
+    def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
+        inner = agent.batch(learned.theta, keys.inner, self.m_in)
+        return inner, agent.batch(self.adapt(learned, inner), keys.outer, self.m_out)

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes
-from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps, Learned, LearnerMessage
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, LearnerMessage
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.algorithms.local_optimizer import LocalOptimizer
 from perfedrl.errors import UserError
-from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
+from perfedrl.estimators import Objective
 from perfedrl.types import Params
 
 VARIANTS = ("first-order", "differentiated")
 LEARNED = ("no", "per-parameter")
 
 
-class ProMP(ClippedLearner):
+class ProMP(AdaptedLearner):
     """Learn an initialization for one policy-gradient step, with several clipped steps on every pair of batches.
 
     In a local step an agent samples m_in trajectories, adapts, samples m_out trajectories with the adapted policy, and
@@ -83,19 +83,11 @@ class ProMP(ClippedLearner):
         self.anneal, self.learn_alpha = anneal, learn_alpha
 
     @property
-    def trajectories_per_round(self) -> int:
-        return self.local_steps * (self.m_in + self.m_out)
-
-    @property
     def learns_step_size(self) -> bool:
         return self.learn_alpha != "no"
 
     def first_factors(self, params: Params) -> Params:
         return jax.tree.map(jnp.ones_like, params) if self.learns_step_size else ()
-
-    def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
-        inner = agent.batch(learned.theta, keys.inner, self.m_in)
-        return inner, agent.batch(self.adapt(learned, inner), keys.outer, self.m_out)
 
     def personalize(
         self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int

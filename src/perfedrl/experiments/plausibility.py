@@ -7,7 +7,7 @@ from typing import Any
 log = logging.getLogger("perfedrl")
 
 LARGEST, SMALLEST = 1e6, 1e-12
-CLIPPED = ("promp", "fedppo")
+CLIPPED = ("promp", "fedppo", "context")
 """Algorithms whose settings are meant for normalized advantages."""
 
 SWITCHES = ("clip", "limit", "largest")
