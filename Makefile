@@ -55,9 +55,10 @@ bench: $(STAMP)
 bench-federation: $(STAMP)
 	$(BIN)/python benchmarks/bench_federation.py
 
-# Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter.
+# Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter; half-cheetahs on one core and on all.
 bench-gym: $(STAMP)
 	$(BIN)/python benchmarks/bench_gym.py
+	$(BIN)/python benchmarks/bench_cheetahs.py
 
 # The estimated memory of configs/ beside the compiler's count.
 bench-memory: $(STAMP)
@@ -79,7 +80,7 @@ figures: $(STAMP)
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
 		--no-annotate --custom-compile-command "make lock" \
-		--extra dev --extra federation --extra gym --extra mujoco pyproject.toml -o requirements.lock
+		--extra dev --extra federation --extra gym --extra mjx --extra mujoco pyproject.toml -o requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

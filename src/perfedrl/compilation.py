@@ -112,6 +112,10 @@ def use_all_cores() -> None:
     Results do not depend on it. JAX_NUM_CPU_DEVICES overrides the number.
     """
     if jax.config.values["jax_num_cpu_devices"] < 1:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with suppress(RuntimeError):  # JAX is in use already and keeps its devices
-            jax.config.update("jax_num_cpu_devices", cores)
+            jax.config.update("jax_num_cpu_devices", available_cores())
+
+
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -71,7 +71,7 @@ FIRST_ORDER = make("per-fedavg-pg", variant="first-order")
 NO_EXACT = {"exact": None}  # those that look into trajectories
 CASES = {name: Case(make(name)) for name in ALGORITHMS}
 CASES["sg-mrl"] = CASES["sg-mrl"]._replace(baseline="ridge", **NO_EXACT)
-CASES |= {name: CASES[name]._replace(**NO_EXACT) for name in ("per-fedavg-storm", "promp", "fedppo")}
+CASES |= {name: CASES[name]._replace(**NO_EXACT) for name in ("per-fedavg-storm", "per-fedavg-trpo", "promp", "fedppo")}
 CASES["shared-representation"] = Case(
     make("shared-representation"), pf.arc(horizon=5), pf.MLPSoftmax((2, 3, 8)), exact=lambda task: Bowl()
 )
@@ -84,9 +84,14 @@ CASES["context"] = Case(
 )
 CASES |= {
     "first-order": Case(FIRST_ORDER),
+    "trust region, learned steps": Case(
+        make("per-fedavg-trpo", variant="differentiated", learn_alpha="per-parameter", iterations=5), **NO_EXACT
+    ),
     "promp, personal optimizer": Case(make("promp", variant="differentiated", optimizer_state="personal"), **NO_EXACT),
     "two steps, central differences": Case(make("per-fedavg-pg", adaptation_steps=2), curvature="central-fresh"),
     "controlled, learned step": Case(make("per-fedavg-pg", m_h=4, control="shrink", learn_alpha="scalar")),
+    "annealed adam, learned step": Case(make("per-fedavg-pg", optimizer="adam", anneal=2, learn_alpha="scalar")),
+    "personal adam": Case(make("per-fedavg-pg", m_h=4, control="shrink", optimizer="adam", optimizer_state="personal")),
     "zeroth-order": Case(make("mixing", gradient="zeroth-order", weight_rate=0.1), **NO_EXACT),
     "control variate of steps": Case(ControlVariate(FIRST_ORDER, "step", FLEET.agents)),
     "control variate of rounds, optimizer": Case(
@@ -129,6 +134,7 @@ NEVER_LOCAL = {
     "fednpg": "its steps are along action values",
     "fedsarsa": "its steps are along temporal differences",
     "from-scratch": "it does not train",
+    "per-fedavg-trpo": "its steps are as long as a limit on the divergence allows",
     "sg-mrl": "its score term is noise also where alpha = 0",
     "shared-representation": "head and representation take turns",
 }

@@ -11,7 +11,9 @@ from untraced import AGENTS, ARC, Played
 
 import perfedrl as pf
 from perfedrl.algorithms import FedAvgPG, FedPPO, ProMP
-from perfedrl.algorithms.clipped_steps import LAST_SHARE, Learned, adapted, improve
+from perfedrl.algorithms.annealing import LAST_SHARE
+from perfedrl.algorithms.clipped_steps import improve
+from perfedrl.algorithms.learned_adaptation import Learned, adapted
 from perfedrl.envs import classification
 from perfedrl.envs.fleet import fleet
 from perfedrl.estimators import Sampled
@@ -96,7 +98,7 @@ def test_the_rate_is_annealed_over_rounds():
     server, state = algorithm.init(THETA)
     rates = []
     for _ in range(6):
-        rates.append(float(algorithm.rate(server.message.round)) / 0.1)
+        rates.append(float(algorithm.annealing.rate(0.1, server.message.round)) / 0.1)
         upload, state = algorithm.client(server.message, state, AGENT(GRID.task(0)), jax.random.key(0))
         server = algorithm.server(server, jax.tree.map(lambda x: jnp.stack([x, x]), upload), jnp.ones(2))
     share = (1 - LAST_SHARE) / 4

@@ -10,7 +10,9 @@ from untraced import AGENTS, ARC, Played
 
 import perfedrl as pf
 from perfedrl.algorithms import ContextAdaptation, FedPPO, ProMP
-from perfedrl.algorithms.clipped_steps import Learned, improve
+from perfedrl.algorithms.annealing import Annealing
+from perfedrl.algorithms.clipped_steps import improve
+from perfedrl.algorithms.learned_adaptation import Learned
 from perfedrl.compilation import jit
 from perfedrl.envs import classification
 from perfedrl.envs.fleet import fleet
@@ -197,9 +199,11 @@ def test_under_other_algorithms_all_parameters_of_the_policy_adapt(name):
         assert moved(theta, after) == {name for name in named_leaves(theta) if not name.startswith("model")}
 
 
-def config(policy="context-mlp", **algorithm):
+def config(policy="context-mlp", sees=(), server=None, **algorithm):
     parts = {"fleet": {"env": "arc", "goals": 2, "held_out": 1, "horizon": 4}, "advantage": {"name": "gae"}}
     sizes = {"hidden": [4]} if policy == "mlp" else {"hidden": [4], "context_size": 2, "model_hidden": [3]}
+    sizes |= {"sees": list(sees)} if sees else {}
+    parts |= {"server": server} if server else {}
     algorithm = {"name": "context", "alpha": 1.0, "beta": 0.01, "m_in": 3, "m_out": 3, **algorithm}
     evaluation = {"name": "monte-carlo", "trajectories": 4, "episodes": 4}
     return make_config(
@@ -227,6 +231,26 @@ def test_the_command_personalize_changes_the_context_alone_and_its_file_acts_wit
     np.testing.assert_array_equal(saved.params["context"], own.params["context"])
 
 
+def test_a_server_may_step_and_agents_may_see_their_goals(tmp_path):
+    """The model then predicts from the goal too, and the file of an agent holds its own goal."""
+    run = pf.train(config(sees=["goal"], server={"optimizer": "adam", "rate": 0.05}, optimizer="sgd"), tmp_path)
+    made, start = run.config.experiment, jax.tree.map(lambda x: x[0], run.params)
+    assert np.isfinite(run.history.after).all()
+    own = pf.personalize(run, agent=2, trajectories=6, episodes=4)
+    assert moved(start, own.params) == {"context"}
+    policy, obs = made.fleet.agent(2).policy_in_task(made.policy), np.asarray([0.3, -0.2], np.float32)
+    log_prob = [float(policy.log_prob(own.params, obs, a)) for a in range(8)]
+    saved = pf.load_policy(own.save(tmp_path / "own.safetensors"))
+    assert saved.act(obs, deterministic=True) == int(np.argmax(log_prob))
+
+
+def test_the_rate_falls_on_a_schedule():
+    annealed = ContextAdaptation(1.0, 0.1, anneal=4, schedule="cosine")
+    assert annealed.annealing == Annealing(4, "cosine")
+    assert annealed.uploads_auxiliaries
+    assert end(annealed).server.message.round.item() == 2
+
+
 @pytest.mark.parametrize(
     ("algorithm", "said"),
     [
@@ -235,6 +259,9 @@ def test_the_command_personalize_changes_the_context_alone_and_its_file_acts_wit
         ({"model_weight": -1.0}, "model_weight must be a finite number >= 0"),
         ({"adaptation_steps": 0}, "adaptation_steps must be at least 1"),
         ({"clip_ratio": 0.0}, "clip_ratio must be a finite number > 0"),
+        ({"anneal": 0}, "anneal must be at least 1"),
+        ({"schedule": "cosine"}, "schedule = 'cosine' needs anneal"),
+        ({"server": {"optimizer": "adam", "rate": 0.1}}, "a message of ContextAdaptation holds more than these"),
         ({"policy": "mlp"}, "adapts a policy's context, which MLPSoftmax does not have.*'context-mlp'"),
     ],
 )

@@ -24,6 +24,8 @@ PARAMETERS = {
     "arrays": {**ARRAYS, "mu": [[1.0, 0.0]] * 3, "horizon": 2, "discount": 0.5, "held_out": 1},
     "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]},
     "gymnasium": {"id": "CartPole-v1", "vary": {"length": [0.1, 0.9]}, "horizon": 40},
+    "gymnax": {"id": "jax_environments:Walk", "vary": {"push": [0.05, 0.3]}, "held_out": 2},
+    "brax": {"id": "jax_environments:Cart", "vary": {"drag": [0.0, 0.5]}, "held_out": 2, "horizon": 5},
 }
 """Required parameters of families."""
 
@@ -32,10 +34,12 @@ DIFFER = {
     "arc": {"goal"},
     "arrays": {"r"},
     "bandits": {"r"},
+    "brax": {"values.drag"},
     "cart-pole": {"length"},
     "circle": {"goal"},
     "classification": {"examples.inputs", "examples.labels", "test.inputs", "test.labels"},
     "gridworld": {"mu", "r"},
+    "gymnax": {"values.push"},
     "lqr": {"A", "B"},
     "mountain-car": {"force"},
     "mountain-car-continuous": {"power"},

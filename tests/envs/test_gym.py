@@ -284,6 +284,8 @@ BAD = {
     "count of factories": ({"id": ["rooms:drawn"], "agents": 2}, "1 factories for 2 training agents"),
     "retries": ({"id": "CartPole-v1", "retries": -1}, "retries must be from 0"),
     "timeout": ({"id": "CartPole-v1", "processes": True, "timeout": 0}, "number of seconds > 0"),
+    "workers": ({"id": "CartPole-v1", "workers": 0}, 'workers must be "auto" or from 1 to 1024; it is 0'),
+    "workers and processes": ({"id": "CartPole-v1", "workers": 2, "processes": True}, "exclude each other"),
     "timeout of this process": ({"id": "CartPole-v1", "timeout": 5}, "timeout needs processes = true"),
     "constructor": ({"id": "rooms:Room", "horizon": 3, "options": {"seen": "far"}}, "cannot be made: KeyError: 'far'"),
     "registered constructor": (

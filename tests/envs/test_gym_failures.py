@@ -16,8 +16,8 @@ from rooms import Room
 
 from perfedrl.envs import gymnasium_fleet, hopper_mass
 from perfedrl.envs.base import EpisodeFailures
-from perfedrl.envs.gym import episodes
 from perfedrl.errors import EnvironmentFailureError, UserError
+from perfedrl.gym_environment import episodes
 from perfedrl.gym_environment.open_environment import (
     OPENING_SECONDS,
     LocalEnvironment,
@@ -154,7 +154,7 @@ def test_an_environment_that_cannot_be_closed_is_reported_and_spoils_nothing(who
 
 def test_a_machine_without_room_for_another_process_fails_the_episode(monkeypatch):
     fleet = room(1, parallel=1, how="exit", below=1.0, processes=True, retries=1)
-    fleet.task(0)._slots.open()
+    fleet.task(0)._player.slots.open()
 
     def refuse(self):
         raise BlockingIOError("no more processes")

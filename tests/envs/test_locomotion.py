@@ -15,11 +15,13 @@ pytest.importorskip("gymnasium")
 from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion import families
 from perfedrl.errors import UserError
+from perfedrl.experiments.config import load_config
 from perfedrl.gym_environment import mujoco_worlds as worlds
-from perfedrl.policies import POLICIES
+from perfedrl.policies import POLICIES, sighted
 
 NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-mass", "walker-mass")
-FEW = {"agents": 2, "held_out": 1, "parallel": 2}
+CONFIGS = Path(__file__).parents[2] / "configs"
+FEW = {"agents": 2, "held_out": 1, "parallel": 2, "workers": 1}
 DERIVED = {
     "body_invweight0",
     "body_subtreemass",
@@ -171,7 +173,29 @@ def test_episodes_have_a_hundred_decisions_and_depend_on_the_key_alone(name):
     if name.startswith("half-cheetah") or name == "ant-goal":
         assert one.mask.all()
     fleet.close()
-    assert all(not task._slots._environments for task in fleet.train)
+    assert all(not task._player.slots._environments for task in fleet.train)
+
+
+@pytest.mark.parametrize("name", ["half-cheetah-dir", "hopper-mass"])
+def test_workers_play_the_same_bits_as_one_process(name):
+    batches = []
+    for workers in (1, 2):
+        fleet = ENVS[name](agents=1, held_out=0, parallel=4, horizon=29, workers=workers)
+        policy = POLICIES["gaussian-mlp"](fleet, hidden=(64, 64))
+        batches.append(fleet.task(0).sampler(policy).sample(policy.init(jax.random.key(0)), jax.random.key(1), 7))
+        fleet.close()
+    jax.tree.map(np.testing.assert_array_equal, *batches)
+    assert ENVS.parameters(name)["workers"].default == "auto"
+
+
+@pytest.mark.parametrize("name", ["half_cheetah_dir", "half_cheetah_vel"])
+def test_configs_of_cheetahs_take_the_decisions_that_they_say(name):
+    file = CONFIGS / f"{name}.toml"
+    config = load_config(file)
+    trajectories = config.algorithm["m_in"] + config.algorithm["m_out"]
+    assert config.rounds * config.fleet["agents"] * trajectories * (config.fleet["horizon"] + 1) == 16e6
+    assert "16 million decisions" in file.read_text()
+    assert config.algorithm["anneal"] == config.rounds
 
 
 def test_outcomes_of_locomotion_tasks_by_hand():
@@ -228,3 +252,24 @@ def test_mujoco_is_imported_when_a_fleet_is_made():
     code = "import sys, perfedrl.envs; assert 'half-cheetah-dir' in perfedrl.envs.ENVS; print('mujoco' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "new"),
+    [
+        ("half-cheetah-dir", "direction", 0.5),
+        ("half-cheetah-vel", "velocity", 1.2),
+        ("ant-dir", "angle", 0.3),
+        ("ant-goal", "goal", (0.5, -0.5)),
+        ("hopper-mass", "body_mass", (1.1, 0.9, 1.3, 0.7, 1.5)),
+    ],
+)
+def test_agents_may_see_what_they_differ_in(name, parameter, new):
+    few = {**FEW, "held_out": 0} if name == "half-cheetah-dir" else FEW  # there are two directions
+    seeing = sighted(ENVS[name](**few, horizon=2), [parameter])
+    task = seeing.new_agents.task(seeing, {parameter: new}, None)
+    for own in (*seeing.train, *(seeing.held_out or ()), task):
+        numbers = np.asarray(seeing.sight.mean) + np.asarray(own.seen) * np.asarray(seeing.sight.scale)
+        np.testing.assert_allclose(numbers, np.ravel(own.task.recipe.values[parameter]), atol=1e-12)
+    assert np.ravel(task.task.recipe.values[parameter]) == pytest.approx(np.ravel(new))
+    assert task.observation_size == task.task.observation_size + len(numbers)

@@ -19,6 +19,8 @@ PARAMETERS = {
     "arrays": {**ARRAYS, "mu": [[1.0, 0.0]] * 3, "horizon": 2, "discount": 0.5, "held_out": 1},
     "navigation": {"goals": [(0.5, 0.5), (-0.5, 0.0)]},
     "gymnasium": {**FEW, "id": "CartPole-v1", "vary": {"length": [0.1, 0.9]}},
+    "gymnax": {"id": "jax_environments:Walk", "vary": {"push": [0.05, 0.3]}, "agents": 2, "held_out": 1},
+    "brax": {"id": "jax_environments:Cart", "vary": {"drag": [0.0, 0.5]}, "agents": 2, "held_out": 1, "horizon": 5},
     "half-cheetah-dir": {**FEW, "held_out": 0},
 }
 DRAWN = ("classification", "random-mdps")

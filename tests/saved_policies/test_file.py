@@ -22,6 +22,7 @@ from perfedrl.policies import (
     LinearGaussian,
     MLPSoftmax,
     Normalized,
+    SightedPolicy,
     TableSoftmax,
 )
 from perfedrl.policies.mlp import MLPFactored
@@ -52,6 +53,9 @@ CASES = dict.fromkeys(POLICIES, registered) | {
     "normalized": lambda _: Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized actor-critic": lambda _: Normalized(ActorCritic(MLPSoftmax((3, 4)), (4, 1)), size=3, rewards=True),
     "normalized rewards of a table": lambda _: Normalized(TableSoftmax(3, 2), rewards=True),
+    "sighted": lambda _: SightedPolicy(MLPSoftmax((5, 4)), np.asarray([0.5, -1.5])),
+    "sighted normalized": lambda _: SightedPolicy(Normalized(GaussianMLP((5, 2)), size=3), np.asarray([0.5, -1.5])),
+    "sighted context": lambda _: SightedPolicy(Contextual(GaussianMLP((6, 2)), 4, 2), np.asarray([0.5])),
     "learned deviation": lambda _: LinearGaussian(np.ones((2, 3)), std=0.3, learn_std=True),
     "no exploration": lambda _: LinearGaussian(np.ones((2, 3)), std=0.0),
 }

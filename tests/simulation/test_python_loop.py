@@ -185,7 +185,9 @@ def test_a_gymnasium_agent_personalizes_and_is_evaluated_step_by_step(poles, run
     assert own.after["score"].mean > 0
     assert pf.evaluate(poles)[2].part == "held-out"
     parts = poles.config.experiment
-    assert all(not task._slots._environments for task in (*parts.fleet.train, *parts.fleet.held_out)), "all are closed"
+    assert all(not task._player.slots._environments for task in (*parts.fleet.train, *parts.fleet.held_out)), (
+        "all are closed"
+    )
     code, out, _ = run("evaluate", str(poles.folder), "--steps", "2", "--trajectories", "3", "--scratch", "0.1")
     assert code == 0
     assert "from scratch" in out

@@ -22,6 +22,7 @@ from perfedrl.algorithms.from_scratch import FromScratch
 from perfedrl.algorithms.local_pg import LocalPG
 from perfedrl.algorithms.mixing import Mixing
 from perfedrl.algorithms.per_fedavg_pg import PerFedAvgPG
+from perfedrl.algorithms.per_fedavg_trpo import PerFedAvgTRPO
 from perfedrl.algorithms.personal import Personal
 from perfedrl.algorithms.pfedme import PFedMe
 from perfedrl.algorithms.pmeta_rl import PMetaRL
@@ -58,6 +59,7 @@ ALGORITHMS = registry(
     per_fedavg_pg=PerFedAvgPG,
     sg_mrl=SGMRL,
     per_fedavg_storm=StormPG,
+    per_fedavg_trpo=PerFedAvgTRPO,
 )
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "PFedMe",
     "PMetaRL",
     "PerFedAvgPG",
+    "PerFedAvgTRPO",
     "Personal",
     "Private",
     "ProMP",

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from perfedrl.algorithms.base import Algorithm
+from perfedrl.envs.base import DataTask
+from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 
@@ -63,6 +65,20 @@ def check_step_sizes(alpha: Any, beta: Any) -> None:
     for name, value, fine, bound in (("alpha", alpha, alpha >= 0, ">= 0"), ("beta", beta, beta > 0, "> 0")):
         if isinstance(value, numbers.Real) and not (fine and value <= LARGEST_STEP):
             raise UserError(f"{name} must be a finite number {bound}; it is {value}")
+
+
+def check_learned_factor(alpha: Any, learn_alpha: str) -> None:
+    """Check that alpha is not 0 where a factor of it is learned; traced values pass."""
+    if learn_alpha != "no" and isinstance(alpha, int | float) and alpha == 0:
+        raise UserError("learn_alpha multiplies alpha, which is 0 and would stay so")
+
+
+def check_divergence(name: str, fleet: Fleet, policy: Any) -> None:
+    """Check that agents have episodes and a policy whose divergence is known."""
+    if isinstance(fleet.train, DataTask):
+        raise UserError(f"{name} needs agents with episodes; these have examples")
+    if policy.divergence is None:
+        raise UserError(f"{name} limits the divergence of a policy, which {type(policy).__name__} does not have")
 
 
 def check_agents(algorithm: Algorithm, agents: int, weights: Any = None) -> None:

@@ -7,7 +7,7 @@ initialization before an adaptation, on a batch of the adapted policy.
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,50 +15,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
+from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, select
-from perfedrl.algorithms.checks import check_counts, check_positive, with_trajectories
-from perfedrl.algorithms.local_optimizer import LocalOptimizer
+from perfedrl.algorithms.checks import check_counts, check_divergence, check_positive, with_trajectories
+from perfedrl.algorithms.learned_adaptation import Adaptation, Learned, pair_of_batches, step_sizes
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.compilation import jit
-from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
 from perfedrl.types import Array, Params, Scalar
 
-LAST_SHARE = 0.05
-"""The share of the rate that is left at the end of annealing."""
-
-
-class Learned(NamedTuple):
-    """What the optimizer changes: the parameters, and a factor of alpha for each of them; () where none is learned."""
-
-    theta: Params
-    factors: Params
-
-
-class LearnerMessage(NamedTuple):
-    """The message: what is learned; () or the averaged state of the optimizer; () or the number of the round."""
-
-    learned: Learned
-    moments: PyTree
-    round: PyTree
-
-
-def adapted(learned: Learned, alpha: Scalar, inner: SampledBatch | None, first_order: bool) -> Params:
-    """Take the adaptation step on a batch, theta + alpha factors g; without a batch there is none."""
-    if inner is None:
-        return learned.theta
-    g = inner.gradient(learned.theta)
-    if first_order:
-        g = jax.lax.stop_gradient(g)
-    step = optax.tree.scale(alpha, g)
-    if jax.tree.leaves(learned.factors):
-        step = jax.tree.map(jnp.multiply, learned.factors, step)
-    return optax.tree.add(learned.theta, step)
-
 
 @dataclass(frozen=True)
-class ClippedSteps:
+class ClippedSteps(Adaptation):
     """How a batch is used: number of epochs, clip of ratios, weight of the inner divergence, and when to stop.
 
     With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated. A
@@ -78,19 +48,9 @@ class ClippedSteps:
         if not 0 <= self.divergence_weight < float("inf"):
             raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
 
-    def adapted(self, learned: Learned, alpha: Scalar, inner: SampledBatch | None) -> Params:
-        """Return the parameters after the adaptation on a batch; without a batch there is none."""
-        return adapted(learned, alpha, inner, self.first_order)
-
     def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
         """Return what the steps maximize at the adapted parameters: the clipped surrogate of the outer batch."""
         return outer.surrogate(theta, self.clip_ratio)
-
-
-def step_sizes(learned: Learned, alpha: Scalar) -> Any:
-    """Return alpha, or alpha times its learned factors."""
-    learns = jax.tree.leaves(learned.factors)
-    return jax.tree.map(lambda factor: alpha * factor, learned.factors) if learns else alpha
 
 
 def improve(
@@ -129,27 +89,21 @@ def improve(
     return learned, moments
 
 
-def adapt_with(how: ClippedSteps, learned: Learned, alpha: Scalar, inner: SampledBatch) -> Params:
-    """Return the parameters after the adaptation on a batch."""
-    return how.adapted(learned, alpha, inner)
-
-
-adapt_compiled = jit(adapt_with, static_argnums=0)
 _improve = jit(improve, static_argnums=0)
 
 
 class ClippedLearner(Algorithm):
     """The base of algorithms whose agents take clipped steps with an optimizer of their own.
 
-    A subclass has the fields `alpha`, `beta` (the optimizer's rate), `local_steps`, `how` and `anneal`, and says how
-    one batch, or a pair of batches, is sampled.
+    A subclass has the fields `alpha`, `beta` (the optimizer's rate), `local_steps`, `how` and `annealing`, and says
+    how one batch, or a pair of batches, is sampled.
     """
 
     alpha: eqx.AbstractVar[Any]
     beta: eqx.AbstractVar[Any]
     local_steps: eqx.AbstractVar[int]
     how: eqx.AbstractVar[ClippedSteps]
-    anneal: eqx.AbstractVar[int | None]
+    annealing: eqx.AbstractVar[Annealing]
 
     @abstractmethod
     def first_factors(self, params: Params) -> Params:
@@ -163,42 +117,28 @@ class ClippedLearner(Algorithm):
 
     @property
     def uploads_auxiliaries(self) -> bool:
-        return self.how.optimizer.state == "averaged" or self.anneal is not None
+        return self.how.optimizer.is_averaged or self.annealing.rounds is not None
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         """The message has the optimizer's state if it is averaged, a client's state if it is personal."""
         learned = Learned(params, self.first_factors(params))
-        moments, where = self.how.optimizer.init(learned), self.how.optimizer.state
-        number = () if self.anneal is None else jnp.zeros(())
-        message = LearnerMessage(learned, moments if where == "averaged" else (), number)
-        return ServerState(message), moments if where == "personal" else ()
+        averaged, personal = self.how.optimizer.placed(self.how.optimizer.init(learned))
+        return ServerState(LearnerMessage(learned, averaged, self.annealing.first_round)), personal
 
     def client(self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple:
         """Take tau local steps, each with fresh batches and several epochs on them."""
         source, optimizer = with_trajectories(agent, type(self).__name__), self.how.optimizer
-        starts = {"averaged": message.moments, "personal": state}
-        moments = starts[optimizer.state] if optimizer.state in starts else optimizer.init(message.learned)
-        step = partial(self.step, source, self.rate(message.round))
+        moments = optimizer.start(message.learned, message.moments, state)
+        step = partial(self.step, source, self.annealing.rate(self.beta, message.round))
         learned, moments = local_steps(step, (message.learned, moments), agent, key, self.local_steps)
-        sent = moments if optimizer.state == "averaged" else ()
-        number = () if self.anneal is None else message.round + 1
-        return LearnerMessage(learned, sent, number), moments if optimizer.state == "personal" else ()
+        averaged, personal = optimizer.placed(moments)
+        return LearnerMessage(learned, averaged, self.annealing.next_round(message.round)), personal
 
     def step(self, agent: PolicyObjective, rate: Scalar, carry: tuple, keys: StepKeys) -> tuple[Learned, PyTree]:
         """Sample, and improve on the sample."""
         learned, moments = carry
         inner, outer = self.batches(agent, learned, keys)
         return _improve(self.how, learned, moments, self.alpha, rate, inner, outer)
-
-    def adapt(self, learned: Learned, inner: SampledBatch) -> Params:
-        """Return the parameters after the adaptation step on a batch."""
-        return adapt_compiled(self.how, learned, self.alpha, inner)
-
-    def rate(self, number: PyTree) -> Scalar:
-        """Return the optimizer's rate in a round: beta, or annealed to a small share of it over `anneal` rounds."""
-        if self.anneal is None:
-            return self.beta
-        return self.beta * (1 - (1 - LAST_SHARE) * jnp.minimum(number / self.anneal, 1.0))
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))
@@ -211,12 +151,7 @@ class ClippedLearner(Algorithm):
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require episodes, and a policy whose divergence is known."""
-        if isinstance(fleet.train, DataTask):
-            raise UserError(f"{type(self).__name__} needs agents with episodes; these have examples")
-        if policy.divergence is None:
-            raise UserError(
-                f"{type(self).__name__} limits the divergence of a policy, which {type(policy).__name__} does not have"
-            )
+        check_divergence(type(self).__name__, fleet, policy)
 
 
 class AdaptedLearner(ClippedLearner):
@@ -233,5 +168,4 @@ class AdaptedLearner(ClippedLearner):
         return self.local_steps * (self.m_in + self.m_out)
 
     def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
-        inner = agent.batch(learned.theta, keys.inner, self.m_in)
-        return inner, agent.batch(self.adapt(learned, inner), keys.outer, self.m_out)
+        return pair_of_batches(agent, self.how, learned, self.alpha, keys, self.m_in, self.m_out)

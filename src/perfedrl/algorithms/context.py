@@ -12,10 +12,11 @@ import jax
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
+from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes, with_trajectories
-from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, Learned, LearnerMessage, adapt_compiled
-from perfedrl.algorithms.local_optimizer import LocalOptimizer
-from perfedrl.algorithms.promp import VARIANTS
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
+from perfedrl.algorithms.learned_adaptation import VARIANTS, Learned, adapt_compiled
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, SampledBatch
@@ -95,7 +96,7 @@ class ContextAdaptation(AdaptedLearner):
     m_in: int = eqx.field(static=True)
     m_out: int = eqx.field(static=True)
     how: ContextSteps = eqx.field(static=True)
-    anneal: int | None = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
 
     def __init__(
         self,
@@ -116,10 +117,11 @@ class ContextAdaptation(AdaptedLearner):
         optimizer_settings: Mapping[str, Any] | None = None,
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
     ):
         check_choice("variant", variant, VARIANTS)
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, **({} if anneal is None else {"anneal": anneal}))
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
         self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
         self.how = ContextSteps(
             LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings),
@@ -132,7 +134,7 @@ class ContextAdaptation(AdaptedLearner):
             adaptation_steps,
             model_weight,
         )
-        self.anneal = anneal
+        self.annealing = Annealing(anneal, schedule)
 
     def first_factors(self, params: Params) -> Params:
         return ()

@@ -67,7 +67,7 @@ class ControlVariate(Wrapper):
             raise UserError(f"a control variate goes inside {type(agents).__name__}, not around it")
         if mode == "step" and not stepped(agents):
             raise UserError(
-                f"{type(agents).__name__} has no local steps that could be corrected one by one: choose "
+                f"{type(agents).__name__} has no plain local steps that could be corrected one by one: choose "
                 "mode = 'round', which corrects its uploads"
             )
         self.inner, self.mode, self.total, self.memory = inner, mode, float(total), memory
@@ -176,4 +176,6 @@ class ControlVariate(Wrapper):
 
 def stepped(algorithm: Any) -> bool:
     """Whether an algorithm's client consists of `local_steps` calls of its `step`."""
+    if isinstance(algorithm, PerFedAvgPG) and algorithm.optimizer is not None:
+        return False
     return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

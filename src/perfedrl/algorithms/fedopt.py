@@ -7,6 +7,7 @@ import jax
 import optax
 from jaxtyping import Float, PyTree
 
+from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.base import Algorithm, ServerState
 from perfedrl.algorithms.checks import check_choice, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_federated, check_only_parameters
@@ -18,10 +19,12 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "yogi", "adagrad")
 
 
 class OptimizerState(NamedTuple):
-    """The server's private state: the inner algorithm's, and the optimizer's moments."""
+    """The server's private state: the inner algorithm's, the optimizer's moments, and the number of the round."""
 
     inner: PyTree
     moments: PyTree
+    round: PyTree = ()
+    """The number of the round, where the rate falls over rounds."""
 
 
 class FedOpt(Wrapper):
@@ -29,7 +32,8 @@ class FedOpt(Wrapper):
 
     The pseudo-gradient is the displacement that the inner server would make. "sgd" is a plain step, at rate 1 the inner
     algorithm; "momentum" adds heavy-ball momentum; "adam", "yogi" and "adagrad" scale coordinates, with `eps` as their
-    degree of adaptivity. The optimizer's state never leaves the server, and the agents' work is unchanged.
+    degree of adaptivity. With `anneal` the rate falls to a twentieth over so many rounds, along a `schedule`. The
+    optimizer's state never leaves the server, and the agents' work is unchanged.
     """
 
     rate: Any
@@ -38,6 +42,7 @@ class FedOpt(Wrapper):
     b1: float = eqx.field(static=True)
     b2: float = eqx.field(static=True)
     eps: float = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
 
     def __init__(
         self,
@@ -48,6 +53,8 @@ class FedOpt(Wrapper):
         b1: float = 0.9,
         b2: float = 0.99,
         eps: float = 1e-3,
+        anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
     ):
         check_federated(inner, "displacement to step along")
         check_choice("server's optimizer", optimizer, OPTIMIZERS)
@@ -57,6 +64,7 @@ class FedOpt(Wrapper):
                 raise UserError(f"the server's {name} must lie in [0, 1); it is {value}")
         self.inner, self.rate, self.optimizer = inner, rate, optimizer
         self.momentum, self.b1, self.b2, self.eps = momentum, b1, b2, eps
+        self.annealing = Annealing(anneal, schedule)
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require messages that hold nothing but parameters, beside the inner algorithm's own requirements."""
@@ -64,19 +72,22 @@ class FedOpt(Wrapper):
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
-        return ServerState(server.message, OptimizerState(server.private, self._direction.init(server.message))), client
+        moments = self._direction.init(server.message)
+        return ServerState(server.message, OptimizerState(server.private, moments, self.annealing.first_round)), client
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
-        inner, moments = state.private
+        inner, moments, number = state.private
+        rate = self.annealing.rate(self.rate, number)
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         moved = optax.tree.sub(after.message, state.message)
         direction, moments = self._direction.update(moved, moments)
 
         def step(new: Array, d: Array, m: Array) -> Array:
             # Added to the inner server's result, so that rate 1 is bitwise the inner algorithm.
-            return new + (self.rate * d - m)
+            return new + (rate * d - m)
 
-        return ServerState(jax.tree.map(step, after.message, direction, moved), OptimizerState(after.private, moments))
+        message = jax.tree.map(step, after.message, direction, moved)
+        return ServerState(message, OptimizerState(after.private, moments, self.annealing.next_round(number)))
 
     @property
     def _direction(self) -> optax.GradientTransformation:

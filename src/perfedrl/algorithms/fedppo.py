@@ -6,10 +6,12 @@ from typing import Any, Literal
 import equinox as eqx
 from jaxtyping import PRNGKeyArray, PyTree
 
+from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
-from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps, Learned, LearnerMessage
+from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps
 from perfedrl.algorithms.fine_tuned import fine_tune
-from perfedrl.algorithms.local_optimizer import LocalOptimizer
+from perfedrl.algorithms.learned_adaptation import Learned
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
 from perfedrl.types import Params
 
@@ -29,7 +31,7 @@ class FedPPO(ClippedLearner):
     local_steps: int = eqx.field(static=True)
     m: int = eqx.field(static=True)
     how: ClippedSteps = eqx.field(static=True)
-    anneal: int | None = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
     fine_tuning_steps: int = eqx.field(static=True)
 
     def __init__(
@@ -46,15 +48,15 @@ class FedPPO(ClippedLearner):
         optimizer_settings: Mapping[str, Any] | None = None,
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
     ):
         check_step_sizes(alpha, beta)
         check_counts(local_steps=local_steps, m=m, fine_tuning_steps=fine_tuning_steps)
-        check_counts(**({} if anneal is None else {"anneal": anneal}))
         self.alpha, self.beta, self.local_steps, self.m = alpha, beta, local_steps, m
         self.how = ClippedSteps(
             LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings), epochs, clip_ratio, stop_divergence
         )
-        self.anneal, self.fine_tuning_steps = anneal, fine_tuning_steps
+        self.annealing, self.fine_tuning_steps = Annealing(anneal, schedule), fine_tuning_steps
 
     @property
     def trajectories_per_round(self) -> int:

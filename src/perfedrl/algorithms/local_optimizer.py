@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,14 @@ OPTIMIZERS = (
 """Functions of optax that take a learning rate; all of them work on parameters of any structure."""
 
 STATES = ("averaged", "personal", "reset")
+
+
+class LearnerMessage(NamedTuple):
+    """The message: what is learned; () or the averaged state of the optimizer; () or the number of the round."""
+
+    learned: PyTree
+    moments: PyTree
+    round: PyTree
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,26 @@ class LocalOptimizer:
         descent, exact = optimizer.update(jax.tree.map(jnp.negative, gradient), exact, params)
         state = jax.tree.map(lambda x, like: x.astype(float) if is_count(like) else x, exact, types)
         return descent, state
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is anything to remember between steps; for plain ascent there is not."""
+        return bool(jax.tree.leaves(jax.eval_shape(self.init, jnp.zeros(()))))
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether agents send a state to be averaged."""
+        return self.state == "averaged" and self.has_state
+
+    def start(self, params: Params, averaged: PyTree, personal: PyTree) -> PyTree:
+        """Return the state in which an agent starts a round."""
+        if self.state == "reset" or not self.has_state:
+            return self.init(params)
+        return averaged if self.state == "averaged" else personal
+
+    def placed(self, state: PyTree) -> tuple[PyTree, PyTree]:
+        """Return the part of a state that is averaged, and the part that stays with the agent."""
+        return state if self.state == "averaged" else (), state if self.state == "personal" else ()
 
     def _transformation(self, rate: Scalar) -> optax.GradientTransformation:
         return vars(optax)[self.name](learning_rate=rate, **dict(self.settings))

@@ -1,5 +1,6 @@
 """Per-FedAvg-PG, Algorithm 1 of the paper: local meta-policy-gradient steps, then averaging."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -9,16 +10,25 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
+from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
-from perfedrl.algorithms.checks import check_choice, check_counts, check_positive, check_step_sizes
+from perfedrl.algorithms.checks import (
+    check_choice,
+    check_counts,
+    check_learned_factor,
+    check_positive,
+    check_step_sizes,
+)
 from perfedrl.algorithms.fine_tuned import fine_tune
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
+from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys
 from perfedrl.estimators.batch_split import SMALLEST_BATCH, initial_moments, split_gradient
 from perfedrl.estimators.curvature_control import Uncontrolled
 from perfedrl.estimators.meta import adaptation, backpropagate_adaptation
 from perfedrl.estimators.tree_math import clipped_to_length, dot, ratio
-from perfedrl.types import Array, Params, StepSize
+from perfedrl.types import Array, Params, Scalar, StepSize
 
 VARIANTS = ("exact", "first-order")
 LEARNED = ("no", "scalar", "per-parameter")
@@ -32,6 +42,21 @@ class LearnedMessage(NamedTuple):
     log_step: Params
 
 
+class OptimizedState(NamedTuple):
+    """A client's state with an optimizer: its estimates of noise, and its own moments, where these are personal."""
+
+    noise: PyTree
+    moments: PyTree
+
+
+class MetaGradient(NamedTuple):
+    """The direction of a local step, the next logarithm of the step size (() if not learned), estimates of noise."""
+
+    direction: Params
+    log_step: Params
+    noise: PyTree
+
+
 class PerFedAvgPG(Algorithm):
     """Learn an initialization for a policy-gradient step at deployment, in both variants of the paper, with extensions.
 
@@ -43,12 +68,15 @@ class PerFedAvgPG(Algorithm):
     - `control` of the curvature term: "limit" its length to `limit` sqrt(m_h) times the outer gradient's; "shrink" it
       by its signal-to-noise ratio, then limit it; "auto" does both, and splits m_h + m_out between the batches
       adaptively.
-    - `clip`: the longest local step is beta times this.
+    - `clip`: the longest meta-gradient; without an optimizer the longest local step is beta times this.
     - `learn_alpha`: learn a "scalar" or "per-parameter" factor of alpha (and of `deployment_alpha`), starting from 1,
       at the rate `alpha_rate`.
     - `deployment_alpha`: the step size at deployment, default alpha. Adaptation in training has few trajectories and so
       much noise; an agent with more of them can afford a longer step.
     - `deployment_steps`: the number of steps at deployment, default `adaptation_steps`.
+    - `optimizer`, `optimizer_settings`, `optimizer_state`: an optimizer of optax takes the local steps, at the rate
+      beta; its state is "averaged" by the server, "personal" or "reset" in each round.
+    - `anneal`: the number of rounds over which beta falls to a twentieth, on a "linear" or "cosine" `schedule`.
     """
 
     alpha: Any
@@ -66,6 +94,8 @@ class PerFedAvgPG(Algorithm):
     limit: float = eqx.field(static=True)
     learn_alpha: str = eqx.field(static=True)
     deployment_steps: int | None = eqx.field(static=True)
+    optimizer: LocalOptimizer | None = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
 
     def __init__(
         self,
@@ -84,6 +114,11 @@ class PerFedAvgPG(Algorithm):
         alpha_rate: float = 0.02,
         deployment_alpha: float | None = None,
         deployment_steps: int | None = None,
+        optimizer: str | None = None,
+        optimizer_settings: Mapping[str, Any] | None = None,
+        optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
+        anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
     ):
         check_choice("variant", variant, VARIANTS)
         check_choice("control", control, (*CONTROLS, AUTO))
@@ -94,13 +129,14 @@ class PerFedAvgPG(Algorithm):
         check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
         check_counts(**({} if deployment_steps is None else {"deployment_steps": deployment_steps}))
         check_control(control, variant, adaptation_steps, m_h, m_out)
-        if learn_alpha != "no" and isinstance(alpha, int | float) and alpha == 0:
-            raise UserError("learn_alpha multiplies alpha, which is 0 and would stay so")
+        check_learned_factor(alpha, learn_alpha)
         self.alpha, self.beta, self.clip, self.alpha_rate = alpha, beta, clip, alpha_rate
         self.deployment_alpha = deployment_alpha
         self.local_steps, self.m_in, self.m_h, self.m_out = local_steps, m_in, m_h, m_out
         self.variant, self.adaptation_steps, self.control, self.limit = variant, adaptation_steps, control, limit
         self.learn_alpha, self.deployment_steps = learn_alpha, deployment_steps
+        self.annealing = Annealing(anneal, schedule)
+        self.optimizer = optional_optimizer(optimizer, optimizer_settings, optimizer_state, anneal)
 
     @property
     def trajectories_per_round(self) -> int:
@@ -118,23 +154,58 @@ class PerFedAvgPG(Algorithm):
         return self.m_h // 2 if self.control == "shrink" else self.m_h
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
-        """The message is the initialization, with a learned step size if any; client states are noise estimates."""
-        state = (
+        """The message is the initialization, with a learned step size if any; client states are noise estimates.
+
+        An optimizer adds its state to the one or the other, and annealing the number of the round to the message.
+        """
+        noise = (
             () if self.variant == "first-order" else initial_moments() if self.control == AUTO else self._control.init()
         )
-        if not self.learns_step_size:
-            return ServerState(params), state
-        log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
-        return ServerState(LearnedMessage(params, log_step)), state
+        learned = params
+        if self.learns_step_size:
+            log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
+            learned = LearnedMessage(params, log_step)
+        if self.optimizer is None:
+            return ServerState(learned), noise
+        averaged, personal = self.optimizer.placed(self.optimizer.init(params))
+        return ServerState(self._message(learned, averaged, self.annealing.first_round)), OptimizedState(
+            noise, personal
+        )
+
+    @property
+    def uploads_auxiliaries(self) -> bool:
+        return self.optimizer is not None and (self.optimizer.is_averaged or self.annealing.rounds is not None)
 
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         """Take tau local ascent steps along the estimated meta-gradient, lines 4-8."""
-        return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
+        if self.optimizer is None:
+            return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
+        learned, averaged, number = self._parts(message)
+        moments = self.optimizer.start(self.shared(message), averaged, state.moments)
+        step = partial(self.optimized_step, agent, self.optimizer, self.annealing.rate(self.beta, number))
+        learned, noise, moments = local_steps(step, (learned, state.noise, moments), agent, key, self.local_steps)
+        averaged, personal = self.optimizer.placed(moments)
+        return self._message(learned, averaged, self.annealing.next_round(number)), OptimizedState(noise, personal)
 
     def step(self, agent: Objective, carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
         """Take one local ascent step, line 6, and one step of the step size if it is learned."""
-        message, state = carry
-        theta, alpha = self.shared(message), self.adaptation_step_size(message)
+        learned, noise = carry
+        found = self.meta_gradient(agent, learned, noise, keys)
+        theta = optax.tree.add_scale(self._theta(learned), self.beta, found.direction)
+        return self._learned(theta, found.log_step), found.noise
+
+    def optimized_step(
+        self, agent: Objective, optimizer: LocalOptimizer, rate: Scalar, carry: tuple, keys: StepKeys
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        """Take one local step of the optimizer, and one step of the step size if it is learned."""
+        learned, noise, moments = carry
+        found = self.meta_gradient(agent, learned, noise, keys)
+        theta, moments = _optimized(optimizer, self._theta(learned), found.direction, moments, rate)
+        return self._learned(theta, found.log_step), found.noise, moments
+
+    def meta_gradient(self, agent: Objective, learned: PyTree, state: PyTree, keys: StepKeys) -> MetaGradient:
+        """Estimate the meta-gradient, eq. (7), and take one step of the step size if it is learned."""
+        theta, alpha = self._theta(learned), self._multiplied(learned, self.alpha)
         if self.variant == "exact" and self.control == AUTO:
             split = split_gradient(agent, theta, alpha, keys, self.m_in, self.m_h + self.m_out, state, self.limit)
             direction, path, g_out, state = split
@@ -148,11 +219,10 @@ class PerFedAvgPG(Algorithm):
             )
         if self.clip is not None:
             direction = clipped_to_length(direction, self.clip)
-        theta = optax.tree.add_scale(theta, self.beta, direction)
         if not self.learns_step_size:
-            return theta, state
-        moved = optax.tree.sub(path.end, self.shared(message))
-        return LearnedMessage(theta, self._next_log_step(message.log_step, alpha, by_step, moved, g_out)), state
+            return MetaGradient(direction, (), state)
+        moved = optax.tree.sub(path.end, theta)
+        return MetaGradient(direction, self._next_log_step(learned.log_step, alpha, by_step, moved, g_out), state)
 
     def _next_log_step(
         self, log_step: Params, alpha: StepSize, by_step: Params, moved: Params, g_out: Params
@@ -179,7 +249,21 @@ class PerFedAvgPG(Algorithm):
         return ServerState(average(uploads, weights))
 
     def shared(self, message: PyTree) -> Params:
-        return message if not self.learns_step_size else message.theta
+        return self._theta(self._parts(message).learned)
+
+    def _message(self, learned: PyTree, averaged: PyTree, number: PyTree) -> PyTree:
+        """Return the message: what is learned, alone if there is nothing else to send."""
+        return LearnerMessage(learned, averaged, number) if self.uploads_auxiliaries else learned
+
+    def _parts(self, message: PyTree) -> LearnerMessage:
+        """Return the parts of a message."""
+        return message if self.uploads_auxiliaries else LearnerMessage(message, (), ())
+
+    def _theta(self, learned: PyTree) -> Params:
+        return learned.theta if self.learns_step_size else learned
+
+    def _learned(self, theta: Params, log_step: Params) -> PyTree:
+        return LearnedMessage(theta, log_step) if self.learns_step_size else theta
 
     @property
     def learns_step_size(self) -> bool:
@@ -190,20 +274,44 @@ class PerFedAvgPG(Algorithm):
         return self.adaptation_steps
 
     def adaptation_step_size(self, message: PyTree) -> StepSize:
-        return self._multiplied(message, self.alpha)
+        return self._multiplied(self._parts(message).learned, self.alpha)
 
     def deployment_step_size(self, message: PyTree) -> StepSize:
-        return self._multiplied(message, self.alpha if self.deployment_alpha is None else self.deployment_alpha)
+        alpha = self.alpha if self.deployment_alpha is None else self.deployment_alpha
+        return self._multiplied(self._parts(message).learned, alpha)
 
-    def _multiplied(self, message: PyTree, alpha: Any) -> StepSize:
+    def _multiplied(self, learned: PyTree, alpha: Any) -> StepSize:
         if not self.learns_step_size:
             return alpha
-        return jax.tree.map(lambda w: alpha * jnp.exp(w), message.log_step)
+        return jax.tree.map(lambda w: alpha * jnp.exp(w), learned.log_step)
 
     def personalize(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         """Compute theta^K + alpha g_in, line 12; several steps share the m trajectories."""
         steps = self.deployment_steps or self.adaptation_steps
         return fine_tune(agent, self.shared(message), self.deployment_step_size(message), key, m, steps)
+
+
+def optional_optimizer(
+    name: str | None, settings: Mapping[str, Any] | None, state: str, anneal: int | None
+) -> LocalOptimizer | None:
+    """Make the optimizer of local steps; None for plain ascent at a constant rate, which needs none."""
+    if name is not None:
+        return LocalOptimizer.of(name, state, settings)
+    if settings or state != "averaged":
+        raise UserError("optimizer_settings and optimizer_state need an optimizer, such as optimizer = 'adam'")
+    return None if anneal is None else LocalOptimizer("sgd")
+
+
+def optimized(
+    optimizer: LocalOptimizer, theta: Params, direction: Params, moments: PyTree, rate: Scalar
+) -> tuple[Params, PyTree]:
+    """Take one step of ascent of an optimizer."""
+    change, moments = optimizer.step(theta, direction, moments, rate)
+    return optax.tree.add(theta, change), moments
+
+
+# Jitted so that steps of a Python loop are compiled too; a caller's jit inlines it.
+_optimized = jit(optimized, static_argnums=0)
 
 
 def check_control(control: str, variant: str, steps: int, m_h: int, m_out: int) -> None:

@@ -4,20 +4,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes
-from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, LearnerMessage
+from perfedrl.algorithms.annealing import Annealing
+from perfedrl.algorithms.checks import check_choice, check_counts, check_learned_factor, check_step_sizes
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
 from perfedrl.algorithms.fine_tuned import fine_tune
-from perfedrl.algorithms.local_optimizer import LocalOptimizer
-from perfedrl.errors import UserError
+from perfedrl.algorithms.learned_adaptation import LEARNED, VARIANTS, first_factors
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.estimators import Objective
 from perfedrl.types import Params
-
-VARIANTS = ("first-order", "differentiated")
-LEARNED = ("no", "per-parameter")
 
 
 class ProMP(AdaptedLearner):
@@ -33,7 +29,8 @@ class ProMP(AdaptedLearner):
     - `learn_alpha`: "per-parameter" learns a factor of alpha for each parameter, from 1, with the same optimizer.
     - `optimizer`, `optimizer_settings`, `optimizer_state`: an optimizer of optax; its state is "averaged" by the
       server, "personal" or "reset" in each round.
-    - `anneal`: the number of rounds over which the rate falls linearly to a twentieth of beta.
+    - `anneal`: the number of rounds over which the rate falls to a twentieth of beta, on a "linear" or "cosine"
+      `schedule`.
 
     Use it with `advantage = "gae"`: steps are then in units that do not depend on those of rewards.
     """
@@ -44,7 +41,7 @@ class ProMP(AdaptedLearner):
     m_in: int = eqx.field(static=True)
     m_out: int = eqx.field(static=True)
     how: ClippedSteps = eqx.field(static=True)
-    anneal: int | None = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
     learn_alpha: str = eqx.field(static=True)
 
     def __init__(
@@ -64,13 +61,13 @@ class ProMP(AdaptedLearner):
         optimizer_settings: Mapping[str, Any] | None = None,
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
     ):
         check_choice("variant", variant, VARIANTS)
         check_choice("learn_alpha", learn_alpha, LEARNED)
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, **({} if anneal is None else {"anneal": anneal}))
-        if learn_alpha != "no" and isinstance(alpha, int | float) and alpha == 0:
-            raise UserError("learn_alpha multiplies alpha, which is 0 and would stay so")
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        check_learned_factor(alpha, learn_alpha)
         self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
         self.how = ClippedSteps(
             LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings),
@@ -80,14 +77,14 @@ class ProMP(AdaptedLearner):
             divergence_weight,
             variant == "first-order",
         )
-        self.anneal, self.learn_alpha = anneal, learn_alpha
+        self.annealing, self.learn_alpha = Annealing(anneal, schedule), learn_alpha
 
     @property
     def learns_step_size(self) -> bool:
         return self.learn_alpha != "no"
 
     def first_factors(self, params: Params) -> Params:
-        return jax.tree.map(jnp.ones_like, params) if self.learns_step_size else ()
+        return first_factors(params, self.learn_alpha)
 
     def personalize(
         self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int

@@ -1,5 +1,9 @@
 """Environments, one file per family. A new family is a file and a registry entry."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from perfedrl.envs.adapters import brax_fleet, gymnax_fleet
 from perfedrl.envs.arrays import arrays, tabular_fleet
 from perfedrl.envs.bandits import WITNESS_FEATURES, bandits
 from perfedrl.envs.base import BaseTask, DataTask, PlayedTask, Task
@@ -36,11 +40,13 @@ ENVS = registry(
     arc=arc,
     arrays=arrays,
     bandits=bandits,
+    brax=brax_fleet,
     cart_pole=cart_pole,
     circle=circle,
     classification=classification,
     gridworld=gridworld,
     gymnasium=gymnasium_fleet,
+    gymnax=gymnax_fleet,
     half_cheetah_dir=half_cheetah_dir,
     half_cheetah_vel=half_cheetah_vel,
     hopper_mass=hopper_mass,
@@ -66,7 +72,13 @@ PLAYED = frozenset(
         "walker-mass",
     }
 )
-"""Families that are played in Python: over a network only the agents have them, and the server does not."""
+"""Families that are played in Python, unless a fleet names another `engine` than Gymnasium."""
+
+
+def played_in_python(table: Mapping[str, Any]) -> bool:
+    """Whether a config's fleet names a family that is played in Python: over a network only the agents have it."""
+    return table.get("env") in PLAYED and table.get("engine", "gymnasium") == "gymnasium"
+
 
 __all__ = [
     "ENVS",
@@ -101,12 +113,14 @@ __all__ = [
     "fleet",
     "gridworld",
     "gymnasium_fleet",
+    "gymnax_fleet",
     "lqr",
     "mix",
     "mountain_car",
     "mountain_car_continuous",
     "navigation",
     "pendulum",
+    "played_in_python",
     "point_navigation",
     "random_mdps",
     "stack",

@@ -67,6 +67,10 @@ class BaseTask:
     def environment_spaces(self) -> Spaces | None:
         """The environment's own spaces, where its observations and actions are not those of the policy."""
 
+    @default_property
+    def seen(self) -> Float[Array, "*n k"] | tuple[float, ...] | None:
+        """Numbers of the agent's own task that end every observation (`policies/sighted.py`); None where none do."""
+
     # What is measured and shown.
 
     def outcomes(self, episode: Trajectory) -> dict[str, Any]:
@@ -237,6 +241,11 @@ def leaves_by_path(task: Any) -> dict[str, np.ndarray]:
     """The array leaves of a pytree, by path."""
     leaves = jax.tree_util.tree_leaves_with_path(task)
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+
+
+def environment_part(task: BaseTask, obs: Any) -> Any:
+    """Return the part of observations that comes from the environment, without the numbers of the agent's own task."""
+    return obs if task.seen is None else obs[..., : obs.shape[-1] - np.shape(task.seen)[-1]]
 
 
 def check_task(task: Any, who: str) -> None:

@@ -44,6 +44,7 @@ class Roster(PlayedTask, Sequence[Any]):
     action_size = delegated("_first")
     observation_size = delegated("_first")
     environment_spaces = delegated("_first")
+    seen = delegated("_first")
 
     # What is measured and shown.
     outcomes = delegated("_first")
@@ -87,6 +88,8 @@ class Fleet(eqx.Module):
     held_out: Any = None
     family: NewAgents | None = eqx.field(static=True, default=None)
     """How new agents are made, where that does not follow from the tasks."""
+    sight: Any = eqx.field(static=True, default=None)
+    """Which numbers of their own tasks the agents see: a `Sight`, or None."""
 
     @property
     def traceable(self) -> bool:

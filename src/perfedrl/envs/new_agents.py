@@ -112,7 +112,7 @@ def check_value(name: str, value: Any, like: Any) -> None:
 
 def from_leaves(stacks: Sequence[Any]) -> NewAgents | None:
     """How new agents are made of stacks of tasks in JAX, whose settings are their leaves; None for other tasks."""
-    if not isinstance(stacks[0], Task) or isinstance(stacks[0], TabularMDP):
+    if not isinstance(stacks[0], Task) or isinstance(stacks[0], TabularMDP) or stacks[0].seen is not None:
         return None
     agents = [settings for stack in stacks for settings in leaf_settings(stack)]
     return NewAgents(with_leaves, agents) if agents[0] else None

@@ -8,6 +8,7 @@ from perfedrl.envs.base import check_task
 from perfedrl.envs.new_agents import format_value
 from perfedrl.errors import UserError
 from perfedrl.experiments.store import Run
+from perfedrl.policies.sighted import sighted_task
 from perfedrl.simulation.evaluation import check_fit
 
 
@@ -42,6 +43,8 @@ def choose_agent(
     if agent is not None:
         return numbered(fleet, agent)
     check_task(task, "the task")
+    if fleet.sight is not None:
+        task = sighted_task(task, fleet.sight)
     check_fit(task, run.config.experiment.policy)
     return ChosenAgent("own task", task, {})
 

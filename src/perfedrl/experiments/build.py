@@ -32,12 +32,15 @@ from perfedrl.estimators import ADVANTAGES, BASELINES, CURVATURES, Advantage, Cu
 from perfedrl.experiments.normalization import check_curvature, normalize, personal_moments
 from perfedrl.experiments.plausibility import warn_of_implausible_settings
 from perfedrl.experiments.start_parameters import StartTable, start_parameters
-from perfedrl.policies import POLICIES, Policy
+from perfedrl.policies import POLICIES, Policy, sighted
 from perfedrl.registry import Registry, abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estimates
 from perfedrl.simulation.experiment import Experiment
 
 MOST_AGENTS = 1_000_000
+
+SEES = "sees"
+"""The key of the table [policy] that names the parameters of its own task that an agent sees."""
 
 KINDS: Mapping[str, Registry] = MappingProxyType(
     {
@@ -85,6 +88,8 @@ class Server(BaseModel):
     b1: float = Field(default=0.9, ge=0, lt=1)
     b2: float = Field(default=0.99, ge=0, lt=1)
     eps: float = Field(default=1e-3, gt=0, allow_inf_nan=False)
+    anneal: int | None = Field(default=None, ge=1)
+    schedule: Literal["linear", "cosine"] = "linear"
 
 
 def build(config: Any, fleet: Fleet | None = None) -> Experiment:
@@ -97,7 +102,9 @@ def build(config: Any, fleet: Fleet | None = None) -> Experiment:
         raise UserError(f"evaluate_every must end with the last round, {config.rounds}, got {last}")
     warn_of_implausible_settings(config)
     fleet = make_fleet(config) if fleet is None else fleet
-    policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name"))
+    if SEES in config.policy:
+        fleet = sighted(fleet, config.policy[SEES])
+    policy = POLICIES[config.policy["name"]](fleet=fleet, **without(config.policy, "name", SEES))
     check_kind(policy, Policy, "policy", config.policy["name"])
     algorithm = unwrapped_algorithm(config)
     algorithm.check_supports(fleet, policy)
@@ -188,6 +195,16 @@ def layers_of(config: Any, algorithm: Algorithm, total: float) -> list[Layer]:
         check_kind(attack, Attack, "attack", config.attack["name"])
         layers.append(Layer(Attacked, {"attack": attack, "agents": config.attack["agents"]}))
     return layers
+
+
+def seen_names(value: Any) -> tuple[str, ...]:
+    """Check the names of the parameters that agents see: one, or a list without duplicates."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f'policy: sees must be a list of names such as ["goal"], got {abbreviated(value)}')
+    if len(set(names)) < len(names):
+        raise UserError(f"policy: sees names a parameter twice: {', '.join(names)}")
+    return tuple(names)
 
 
 def name_and_parameters(table: Mapping[str, Any], key: str, what: str, known: Registry) -> tuple[str, dict[str, Any]]:

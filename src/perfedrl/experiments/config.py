@@ -20,12 +20,14 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import ADVANTAGE, ADVANTAGES, BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.experiments.build import (
     KINDS,
+    SEES,
     ControlVariateTable,
     Privacy,
     Server,
     build,
     complete_table,
     name_and_parameters,
+    seen_names,
     traced_settings,
     without_defaults,
 )
@@ -139,7 +141,8 @@ class Config(BaseModel):
     @classmethod
     def _policy(cls, table: dict[str, Any]) -> dict[str, Any]:
         name, params = name_and_parameters(table, "name", "policy", POLICIES)
-        return {"name": name, **POLICIES.resolve(name, params, supplied=("fleet",))}
+        sees = seen_names(params.pop(SEES, ()))
+        return {"name": name, **POLICIES.resolve(name, params, supplied=("fleet",)), **({SEES: sees} if sees else {})}
 
     @field_validator("algorithm")
     @classmethod

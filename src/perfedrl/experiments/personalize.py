@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, Shaped
 
 from perfedrl.compilation import jit
-from perfedrl.envs.base import DataTask, PlayedTask
+from perfedrl.envs.base import DataTask, PlayedTask, environment_part
 from perfedrl.errors import UserError
 from perfedrl.estimators.meta import iterate
 from perfedrl.estimators.supervised import example_outcomes
@@ -24,7 +24,9 @@ from perfedrl.experiments.stats import SHARES, Interval, mean_interval, share_in
 from perfedrl.experiments.store import Run, load_run
 from perfedrl.experiments.warm_start import WarmStart, warm_start
 from perfedrl.key_domains import PERSONALIZATION
+from perfedrl.policies.sighted import SightedPolicy
 from perfedrl.rollout import sampler
+from perfedrl.saved_policies.descriptions import Description
 from perfedrl.saved_policies.file import SavedPolicy, encode
 from perfedrl.simulation.evaluation import MOST_EPISODES, episode_outcomes
 from perfedrl.types import Params
@@ -81,11 +83,16 @@ class Personalized:
     @property
     def policy(self) -> SavedPolicy:
         """The agent's policy, which acts without JAX; the same as `load_policy` of the file that `save` writes."""
-        description = self.run.config.experiment.policy.description
-        if description is None:
+        if self.description is None:
             kind = type(self.run.config.experiment.policy).__name__
             raise UserError(f"the policy {kind} does not describe itself; give it a `description` to act without JAX")
-        return SavedPolicy(description, named_leaves(self.params), self.task.environment_spaces, self.about)
+        return SavedPolicy(self.description, named_leaves(self.params), self.task.environment_spaces, self.about)
+
+    @property
+    def description(self) -> Description | None:
+        """The policy as a plain table, with the numbers of the agent's own task where the run's agents see any."""
+        policy = self.run.config.experiment.policy
+        return (policy if self.task.seen is None else SightedPolicy(policy, self.task.seen)).description
 
     @property
     def about(self) -> dict[str, Any]:
@@ -114,9 +121,8 @@ class Personalized:
 
     def save(self, path: str | Path, **about: str) -> Path:
         """Write the policy as safetensors, with its description, where it came from and `about` as metadata."""
-        path, description = Path(path), self.run.config.experiment.policy.description
-        spaces = self.task.environment_spaces
-        write_atomically(path, encode(description, named_leaves(self.params), spaces, {**self.about, **about}))
+        path, spaces = Path(path), self.task.environment_spaces
+        write_atomically(path, encode(self.description, named_leaves(self.params), spaces, {**self.about, **about}))
         return path
 
 
@@ -294,7 +300,7 @@ def _play(policy, task, params, key, episodes):
     if isinstance(task, DataTask):
         return example_outcomes(policy, params, task.test), task.test.inputs[:0]
     batch = sampler(task, policy).sample(params, key, episodes)
-    return episode_outcomes(task, batch), batch.obs
+    return episode_outcomes(task, batch), environment_part(task, batch.obs)
 
 
 _adapt_compiled = jit(_adapt, static_argnums=(6, 7))

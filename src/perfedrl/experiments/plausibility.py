@@ -7,7 +7,7 @@ from typing import Any
 log = logging.getLogger("perfedrl")
 
 LARGEST, SMALLEST = 1e6, 1e-12
-CLIPPED = ("promp", "fedppo", "context")
+MEANT_FOR_GAE = ("promp", "fedppo", "per-fedavg-trpo", "context")
 """Algorithms whose settings are meant for normalized advantages."""
 
 SWITCHES = ("clip", "limit", "largest")
@@ -24,8 +24,8 @@ def warn_of_implausible_settings(config: Any) -> None:
 
 
 def unscaled_steps(algorithm: Mapping[str, Any], advantage: Mapping[str, Any], policy: Mapping[str, Any]) -> list[str]:
-    """One sentence where clipped steps depend on the unit of rewards, or on the width of a Gaussian policy."""
-    if algorithm["name"] not in CLIPPED:
+    """One sentence where steps depend on the unit of rewards, or on the width of a Gaussian policy."""
+    if algorithm["name"] not in MEANT_FOR_GAE:
         return []
     if advantage["name"] != "gae":
         return [f'the steps of {algorithm["name"]} depend on the unit of rewards; set advantage = "gae"']

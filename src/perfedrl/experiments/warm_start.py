@@ -11,6 +11,7 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import whole
 from perfedrl.experiments.files import named_leaves
 from perfedrl.experiments.store import Run
+from perfedrl.saved_policies.descriptions import SightedDescription
 from perfedrl.saved_policies.file import SavedPolicy, load_policy
 from perfedrl.saved_policies.spaces import Spaces
 from perfedrl.types import Params
@@ -51,8 +52,14 @@ def warm_start(run: Run, replica: int, start: str | Path | SavedPolicy | None) -
         return WarmStart(shared)
     saved, where = (start, "the policy") if isinstance(start, SavedPolicy) else (load_policy(start), str(start))
     description = run.config.experiment.policy.description
-    if saved.description != description:
-        raise UserError(f"{where} does not fit the run: its policy is {saved.description!r}, the run's {description!r}")
+    sees = isinstance(saved.description, SightedDescription)
+    if sees != (run.config.experiment.fleet.sight is not None):
+        first, second = ("sees", "do not") if sees else ("does not see", "do")
+        raise UserError(f"{where} does not fit the run: it {first} numbers of its task, and the run's agents {second}")
+    # An agent that goes on sees the numbers of its own task, which may be another.
+    own = saved.description.policy if isinstance(saved.description, SightedDescription) else saved.description
+    if own != description:
+        raise UserError(f"{where} does not fit the run: its policy is {own!r}, the run's {description!r}")
     expected = named_leaves(shared)
     if {name: x.shape for name, x in expected.items()} != {name: x.shape for name, x in saved.params.items()}:
         raise UserError(f"{where} does not fit the run: the names and shapes of its parameters differ from the run's")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import jax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from perfedrl.envs import ENVS, PLAYED, Fleet, PlayedTask, fleet
+from perfedrl.envs import ENVS, Fleet, PlayedTask, fleet, played_in_python
 from perfedrl.envs.base import LONGEST_HORIZON, made_up_episodes
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
@@ -152,12 +152,12 @@ def parsed_report(text: str) -> EnvironmentReport:
 def agents_bring_environments(config: Config) -> bool:
     """Whether a config's agents play in Python: then only they have the environment, and a server has their report."""
     env = config.fleet["env"]
-    return env in PLAYED or (env not in ENVS and not config.experiment.fleet.traceable)
+    return played_in_python(config.fleet) or (env not in ENVS and not config.experiment.fleet.traceable)
 
 
 def agents_of(config: Config) -> int:
     """The number of agents that train; where agents bring their environments, none is made to find it out."""
-    return training_agents(config.fleet) if config.fleet["env"] in PLAYED else config.experiment.fleet.agents
+    return training_agents(config.fleet) if played_in_python(config.fleet) else config.experiment.fleet.agents
 
 
 def with_report(config: Config, report: EnvironmentReport) -> Config:

@@ -21,6 +21,9 @@ CONTROL = {"cheetah": 0.05, "ant-goal": 0.1}
 CHEETAH_POSITIONS = 8
 """Number of positions in a cheetah's observation; the forward velocity follows."""
 
+BODIES = {"half-cheetah": "HalfCheetah-v5", "ant": "Ant-v5", "hopper": "Hopper-v5", "walker": "Walker2d-v5"}
+"""Gymnasium's environments, by body."""
+
 BODY = ("body_mass", "body_inertia", "dof_damping", "geom_friction")
 """The parts of a body's model that may be multiplied."""
 
@@ -78,15 +81,19 @@ def with_velocity_scale(env: Any, velocity_scale: float, positions: int) -> Any:
 
     class Seen(gym.ObservationWrapper):
         def observation(self, observation: Any) -> Any:
-            return np.r_[observation[:positions], velocity_scale * observation[positions:]]
+            return factors * observation
 
-    return env if velocity_scale == 1 else Seen(env)
+    if velocity_scale == 1:
+        return env
+    factors = np.ones(env.observation_space.shape)
+    factors[positions:] = velocity_scale
+    return Seen(env)
 
 
 def half_cheetah_direction(direction: float, frame_skip: int = 5, velocity_scale: float = 1.0) -> Any:
     """Run forward (1) or backward (-1): direction * v - 0.05 |a|^2."""
     cost = CONTROL["cheetah"]
-    env = make("HalfCheetah-v5", forward_reward_weight=direction, ctrl_cost_weight=cost, frame_skip=frame_skip)
+    env = make(BODIES["half-cheetah"], forward_reward_weight=direction, ctrl_cost_weight=cost, frame_skip=frame_skip)
     return with_velocity_scale(env, velocity_scale, CHEETAH_POSITIONS)
 
 
@@ -96,7 +103,7 @@ def half_cheetah_velocity(velocity: float, frame_skip: int = 5, velocity_scale: 
     def reward(info: Mapping[str, Any]) -> float:
         return info["reward_ctrl"] - abs(info["x_velocity"] - velocity)
 
-    env = make("HalfCheetah-v5", reward, ctrl_cost_weight=CONTROL["cheetah"], frame_skip=frame_skip)
+    env = make(BODIES["half-cheetah"], reward, ctrl_cost_weight=CONTROL["cheetah"], frame_skip=frame_skip)
     return with_velocity_scale(env, velocity_scale, CHEETAH_POSITIONS)
 
 
@@ -108,7 +115,7 @@ def ant_direction(angle: float) -> Any:
         rest = info["reward_survive"] + info["reward_ctrl"] + info["reward_contact"]
         return along[0] * info["x_velocity"] + along[1] * info["y_velocity"] + rest
 
-    return make("Ant-v5", reward)
+    return make(BODIES["ant"], reward)
 
 
 def ant_to_goal(goal: tuple[float, float]) -> Any:
@@ -120,7 +127,7 @@ def ant_to_goal(goal: tuple[float, float]) -> Any:
 
     cost = CONTROL["ant-goal"]
     return make(
-        "Ant-v5",
+        BODIES["ant"],
         reward,
         ctrl_cost_weight=cost,
         terminate_when_unhealthy=False,
@@ -130,12 +137,12 @@ def ant_to_goal(goal: tuple[float, float]) -> Any:
 
 def hopper(**factors: Any) -> Any:
     """Make a hopper with parts of its model multiplied."""
-    return with_factors(make("Hopper-v5"), factors)
+    return with_factors(make(BODIES["hopper"]), factors)
 
 
 def walker(**factors: Any) -> Any:
     """Make a walker with parts of its model multiplied."""
-    return with_factors(make("Walker2d-v5"), factors)
+    return with_factors(make(BODIES["walker"]), factors)
 
 
 def with_factors(env: Any, factors: Mapping[str, Any]) -> Any:

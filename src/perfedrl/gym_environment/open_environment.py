@@ -144,7 +144,6 @@ def interrupts_held_back() -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
-    resource_tracker.ensure_running()  # its start would let interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -196,6 +195,8 @@ class RemoteEnvironment(OpenEnvironment):
         ours, theirs = context.Pipe()
         process = context.Process(target=serve, args=(theirs, self._recipe), daemon=True)
         try:
+            if sys.platform != "win32":
+                resource_tracker.ensure_running()  # its start would let interrupts through again
             with interrupts_held_back():
                 process.start()
         except BaseException as error:

@@ -6,6 +6,7 @@ from perfedrl.policies.contextual import Contextual, context_mlp
 from perfedrl.policies.linear_gaussian import LinearGaussian, linear_gaussian
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.normalized import Normalized, normalized
+from perfedrl.policies.sighted import SightedPolicy, sighted
 from perfedrl.policies.tabular import LogLinearSoftmax, TableSoftmax, log_linear, table
 from perfedrl.registry import registry
 
@@ -30,6 +31,7 @@ __all__ = [
     "MLPSoftmax",
     "Normalized",
     "Policy",
+    "SightedPolicy",
     "TablePolicy",
     "TableSoftmax",
     "actor_critic",
@@ -39,5 +41,6 @@ __all__ = [
     "log_linear",
     "mlp",
     "normalized",
+    "sighted",
     "table",
 ]

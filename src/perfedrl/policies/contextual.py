@@ -1,6 +1,7 @@
 """A policy that also sees a context: a few parameters that are adapted to an agent while the others stay."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -24,7 +25,7 @@ from perfedrl.policies.mlp import (
     observation_size,
 )
 from perfedrl.saved_policies import descriptions
-from perfedrl.saved_policies.decisions import with_context
+from perfedrl.saved_policies.decisions import decide_appended
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 CONTEXT = "context"
@@ -147,8 +148,7 @@ class Contextual(Policy):
         return jnp.concatenate(parts)
 
     def _in_numpy(self, inner: Any, params: Params) -> Decide:
-        decide, context = inner(params["policy"]), np.asarray(params[CONTEXT])
-        return lambda obs, u: decide(with_context(obs, context), u)
+        return partial(decide_appended, inner(params["policy"]), np.asarray(params[CONTEXT]))
 
 
 def check_context_size(size: int) -> None:

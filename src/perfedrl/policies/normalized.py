@@ -1,6 +1,7 @@
 """Normalization of a policy's observations and rewards by running moments."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import observation_size
 from perfedrl.saved_policies import descriptions
-from perfedrl.saved_policies.decisions import LARGEST, SMALLEST, clipped, standard_deviation
+from perfedrl.saved_policies.decisions import LARGEST, SMALLEST, decide_normalized, standard_deviation
 from perfedrl.types import Array, Noise, Params, Trajectory
 
 NORMALIZER = "normalizer"
@@ -33,7 +34,8 @@ class Normalized(Policy):
     minus `rate` times half their squared distance from those of a batch: a step of size beta moves them a share of
     beta `rate` towards the batch's. Scores and returns treat them as constants. They start at mean 0 and mean square 1.
 
-    `size` is the number of observation components, None where observations are not normalized.
+    `size` is the number of observation components that are normalized, None where none are. Components after them are
+    not: they are numbers of the agent's own task (`policies/sighted.py`), constant within its episodes.
     """
 
     policy: Any
@@ -129,7 +131,10 @@ class Normalized(Policy):
         if self.size is None:
             return obs
         mean, std = self.mean_and_std(params)
-        return jnp.clip((obs - mean) / std, -LARGEST, LARGEST)
+        if np.shape(obs)[-1:] == (self.size,):
+            return jnp.clip((obs - mean) / std, -LARGEST, LARGEST)
+        seen = jnp.clip((obs[..., : self.size] - mean) / std, -LARGEST, LARGEST)
+        return jnp.concatenate([seen, obs[..., self.size :]], axis=-1)
 
     def _seen(self, params: Params, batch: Trajectory) -> Trajectory:
         return batch._replace(obs=self.seen(params, batch.obs))
@@ -143,7 +148,7 @@ class Normalized(Policy):
         if self.size is None:
             return decide
         mean, std = (np.asarray(x) for x in self.mean_and_std(params))
-        return lambda obs, u: decide(clipped(obs, mean, std), u)
+        return partial(decide_normalized, decide, mean, std)
 
     def mean_and_std(self, params: Params) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return mean and standard deviation of each observation component."""
@@ -166,7 +171,8 @@ class Normalized(Policy):
             def mean(x):
                 return jnp.sum(share[..., None] * x, axis=(0, 1))
 
-            found["observations"] = {"mean": mean(batch.obs), "square": mean(batch.obs**2)}
+            obs = batch.obs[..., : self.size]
+            found["observations"] = {"mean": mean(obs), "square": mean(obs**2)}
         if self.rewards:
             found["rewards"] = {"square": jnp.sum(share * returns**2, keepdims=True)[0]}
         return found
@@ -186,7 +192,7 @@ def normalized(fleet: Fleet, policy: Any, observations: bool, rewards: bool, rat
     size = None
     if observations:
         try:
-            size = observation_size(fleet, "normalized")
+            size = observation_size(fleet, "normalized") - (0 if fleet.sight is None else len(fleet.sight.mean))
         except UserError as error:
             raise UserError(
                 "normalized observations must be vectors of numbers, and those of this fleet are not: "

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from perfedrl.envs.base import environment_part
 from perfedrl.report.plots import BLUE, GREEN, GREY
 from perfedrl.types import Params, Trajectory
 
@@ -21,14 +22,15 @@ def can_draw(task: Any, episode: Trajectory) -> bool:
 
 def in_the_plane(task: Any, episode: Trajectory) -> bool:
     """Whether an episode is a path in the plane with a goal."""
-    return task.goal is not None and task.box is not None and np.shape(episode.obs)[1:] == (2,)
+    located = task.goal is not None and task.box is not None
+    return located and np.shape(environment_part(task, episode.obs))[1:] == (2,)
 
 
 def draw_episode(task: Any, policy: Any, params: Params, episode: Trajectory, title: str) -> Figure:
     """Draw an episode: frames at evenly spaced steps, or the path of a point in the plane."""
     steps = int(episode.mask.sum())
     if in_the_plane(task, episode):
-        return draw_path(task, np.asarray(episode.obs)[:steps], title)
+        return draw_path(task, np.asarray(environment_part(task, episode.obs))[:steps], title)
     if task.frames is not None:
         frames = task.frames(policy, params)
         at = shown_steps(len(frames))

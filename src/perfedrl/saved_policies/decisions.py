@@ -1,8 +1,12 @@
-"""Decisions of policies in NumPy, for batches of observations: drawn with uniforms, or the most likely actions."""
+"""Decisions of policies in NumPy, for batches of observations: drawn with uniforms, or the most likely actions.
+
+All of them can be sent to another process.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +107,7 @@ def gaussian_std(log_std: Float[np.ndarray, " a"], least_std: float) -> Float[np
 
 @dataclass(frozen=True)
 class NormalizedInputs(Decisions):
-    """Decisions that see observations in standard deviations from their mean, clipped."""
+    """Decisions that see the first components of observations in standard deviations from their mean, clipped."""
 
     inner: Decisions
     mean: Float[np.ndarray, " d"]
@@ -121,47 +125,53 @@ class NormalizedInputs(Decisions):
 
 
 @dataclass(frozen=True)
-class ContextInputs(Decisions):
-    """Decisions that see a context after each observation."""
+class AppendedInputs(Decisions):
+    """Decisions that see some numbers after every observation, always the same ones."""
 
     inner: Decisions
-    context: Float[np.ndarray, " k"]
+    numbers: Float[np.ndarray, " k"]
 
     @property
     def noise(self) -> int:  # type: ignore[override]
         return self.inner.noise
 
     def draw(self, obs: Shaped[np.ndarray, "n d"], u: Float[np.ndarray, "n k"]) -> Shaped[np.ndarray, "n ..."]:
-        return self.inner.draw(with_context(obs, self.context), u)
+        return self.inner.draw(appended(obs, self.numbers), u)
 
     def most_likely(self, obs: Shaped[np.ndarray, "n d"]) -> Shaped[np.ndarray, "n ..."]:
-        return self.inner.most_likely(with_context(obs, self.context))
-
-
-def with_context(obs: Shaped[np.ndarray, "n d"], context: Float[np.ndarray, " k"]) -> Shaped[np.ndarray, "n e"]:
-    """Append a context to each observation."""
-    return np.concatenate([obs, np.broadcast_to(context.astype(obs.dtype), (len(obs), len(context)))], axis=1)
+        return self.inner.most_likely(appended(obs, self.numbers))
 
 
 def network(layers: Sequence[Any]) -> Outputs:
     """Return the function of a network with tanh between its layers, each with a "weight" and a "bias"."""
+    return partial(network_outputs, layers)
 
-    def outputs(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
-        for i, layer in enumerate(layers):
-            x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
-        return x
 
-    return outputs
+def network_outputs(layers: Sequence[Any], x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n k"]:
+    """Return the outputs of a network for a batch of inputs."""
+    for i, layer in enumerate(layers):
+        x = (np.tanh(x) if i else x) @ layer["weight"] + layer["bias"]
+    return x
 
 
 def table(logits: Float[np.ndarray, "S A"]) -> Outputs:
     """Return the function that looks up the logits of states, which are numbers."""
-    return lambda obs: logits[obs]
+    return partial(table_rows, logits)
+
+
+def table_rows(logits: Float[np.ndarray, "S A"], obs: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n A"]:
+    """Return the rows of a table for a batch of states."""
+    return logits[obs]
 
 
 def feedback(gain: Float[np.ndarray, "m n"]) -> Outputs:
     """Return the function -K x of linear state feedback."""
-    return lambda obs: -(obs @ gain.T)
+    return partial(feedback_outputs, gain)
+
+
+def feedback_outputs(gain: Float[np.ndarray, "m n"], obs: Float[np.ndarray, "b n"]) -> Float[np.ndarray, "b m"]:
+    """Return -K x for a batch of states x."""
+    return -(obs @ gain.T)
 
 
 def choice(logits: Float[np.ndarray, "n k"], u: Float[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
@@ -176,10 +186,39 @@ def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
 
 
 def clipped(obs: Shaped[np.ndarray, "n d"], mean: Float[np.ndarray, " d"], std: Float[np.ndarray, " d"]) -> np.ndarray:
-    """Return observations in standard deviations from their mean, clipped."""
-    return np.clip((obs - mean) / std, -LARGEST, LARGEST)
+    """Return observations with their first components in standard deviations from their mean, clipped."""
+    size = len(mean)
+    seen = np.clip((obs[:, :size] - mean) / std, -LARGEST, LARGEST)
+    return seen if obs.shape[1] == size else np.concatenate([seen, obs[:, size:]], axis=1)
+
+
+def appended(obs: Float[np.ndarray, "*m d"], numbers: Float[np.ndarray, " k"]) -> Float[np.ndarray, "*m e"]:
+    """Return observations with some numbers after each."""
+    more = np.broadcast_to(np.asarray(numbers, obs.dtype), (*obs.shape[:-1], len(numbers)))
+    return np.concatenate([obs, more], axis=-1)
+
+
+def decide_appended(
+    decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    numbers: Float[np.ndarray, " k"],
+    obs: Float[np.ndarray, "n d"],
+    u: Float[np.ndarray, "n k"],
+) -> Shaped[np.ndarray, "n ..."]:
+    """Decide on observations with some numbers after each."""
+    return decide(appended(obs, numbers), u)
 
 
 def standard_deviation(mean: Any, square: Any, xp: Any) -> Any:
     """Return the standard deviation of observations from their mean and mean square; `xp` is NumPy or jax.numpy."""
     return xp.sqrt(xp.maximum(square - mean**2, xp.maximum(SHARE * square, SMALLEST)))
+
+
+def decide_normalized(
+    decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    mean: Float[np.ndarray, " d"],
+    std: Float[np.ndarray, " d"],
+    obs: Shaped[np.ndarray, "n d"],
+    u: Float[np.ndarray, "n k"],
+) -> Shaped[np.ndarray, "n ..."]:
+    """Decide on observations in standard deviations from their mean, clipped."""
+    return decide(clipped(obs, mean, std), u)

@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from perfedrl.errors import UserError
 from perfedrl.saved_policies.decisions import (
-    ContextInputs,
+    AppendedInputs,
     Decisions,
     Gaussian,
     NormalizedInputs,
@@ -222,11 +222,11 @@ class ContextualDescription(FileTable):
 
     def decisions(self, params: Parameters) -> Decisions:
         inner = self.policy.decisions(params.part("policy"))
-        return ContextInputs(inner, params.part("context").whole((self.context_size,)))
+        return AppendedInputs(inner, params.part("context").whole((self.context_size,)))
 
 
 class NormalizedDescription(FileTable):
-    """A policy with normalized observations, where `observations` is their length, or rewards alone."""
+    """A policy with normalized observations, of which the first `observations` components are, or rewards alone."""
 
     name: Literal["Normalized"] = Field(default="Normalized", repr=False)
     observations: PositiveInt | None
@@ -234,10 +234,9 @@ class NormalizedDescription(FileTable):
 
     @model_validator(mode="after")
     def _check_size(self) -> "NormalizedDescription":
-        if self.observations not in (None, self.policy.observation_size):
-            raise ValueError(
-                f"expected normalized observations of length {self.policy.observation_size}, got {self.observations}"
-            )
+        size = self.policy.observation_size
+        if self.observations is not None and (size is None or self.observations > size):
+            raise ValueError(f"expected observations of at least {self.observations} numbers to normalize, got {size}")
         return self
 
     @property
@@ -259,6 +258,32 @@ class NormalizedDescription(FileTable):
         return NormalizedInputs(inner, mean, standard_deviation(mean, square, np))
 
 
+class SightedDescription(FileTable):
+    """A policy of one agent that sees, after the environment's observation, numbers of the agent's own task."""
+
+    name: Literal["Sighted"] = Field(default="Sighted", repr=False)
+    numbers: Annotated[tuple[Finite, ...], Field(min_length=1)]
+    policy: "Description"
+
+    states: ClassVar[None] = None
+    """The number of states, where observations are their numbers."""
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> "SightedDescription":
+        size = self.policy.observation_size
+        if size is None or size <= len(self.numbers):
+            raise ValueError(f"expected a policy of more than {len(self.numbers)} inputs, got {size}")
+        return self
+
+    @property
+    def observation_size(self) -> int:
+        """The length of an observation of the environment."""
+        return (self.policy.observation_size or 0) - len(self.numbers)
+
+    def decisions(self, params: Parameters) -> Decisions:
+        return AppendedInputs(self.policy.decisions(params), np.asarray(self.numbers, np.float32))
+
+
 Description = Annotated[
     TableSoftmaxDescription
     | LogLinearSoftmaxDescription
@@ -268,9 +293,11 @@ Description = Annotated[
     | LinearGaussianDescription
     | ActorCriticDescription
     | ContextualDescription
-    | NormalizedDescription,
+    | NormalizedDescription
+    | SightedDescription,
     Field(discriminator="name"),
 ]
 ActorCriticDescription.model_rebuild()
 ContextualDescription.model_rebuild()
 NormalizedDescription.model_rebuild()
+SightedDescription.model_rebuild()

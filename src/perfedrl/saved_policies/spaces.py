@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+
+from perfedrl.saved_policies.action_maps import clipped_to_box, reshaped, scaled_to_box, shifted
 
 ActionMap = Callable[[np.ndarray], np.ndarray]
 """A batch of a policy's actions -> the environment's actions."""
@@ -44,7 +47,7 @@ class Array(FileTable):
 
     def to_environment(self) -> ActionMap:
         """Return the map from a batch of a policy's actions to those of the environment."""
-        return lambda actions: actions.reshape(len(actions), *self.shape)
+        return partial(reshaped, self.shape)
 
 
 class Box(FileTable):
@@ -73,8 +76,8 @@ class Box(FileTable):
         high = np.asarray([np.inf if x is None else x for x in self.high], self.dtype)
         center, half = np.asarray(self.center, self.dtype), np.asarray(self.half, self.dtype)
         if not center.any() and (half == 1).all():  # so that actions of a box [-1, 1] keep their bits
-            return lambda a: np.clip(a, low, high).astype(self.dtype).reshape(len(a), *self.shape)
-        return lambda a: np.clip(center + half * a, low, high).astype(self.dtype).reshape(len(a), *self.shape)
+            return partial(clipped_to_box, self.shape, low, high)
+        return partial(scaled_to_box, self.shape, low, high, center, half)
 
 
 class Choices(FileTable):
@@ -106,9 +109,7 @@ class Choices(FileTable):
     def to_environment(self) -> ActionMap:
         """Return the map from a batch of a policy's actions to those of the environment: shifted numbers."""
         start = np.asarray(self.start).reshape(self.shape)
-        if start.any():
-            return lambda actions: actions.reshape(len(actions), *self.shape) + start
-        return lambda actions: actions.reshape(len(actions), *self.shape)
+        return partial(shifted, self.shape, start) if start.any() else partial(reshaped, self.shape)
 
 
 class Named(FileTable):

@@ -195,6 +195,8 @@ def exact(
     times each.
     """
     policy = agent.policy
+    if fleet.sight is not None:
+        raise UserError("exact evaluation does not know policies that see numbers of their task; take monte-carlo")
     if trajectories is None and few_shot:
         raise UserError(
             "evaluation: few_shot needs sampled adaptation, and exact steps use no trajectories; set trajectories = ..."

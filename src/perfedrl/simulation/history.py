@@ -83,8 +83,8 @@ class Deployment:
     """Outcomes of agents that personalize the finished initialization, for several budgets of trajectories.
 
     The agents are the held-out ones, or the training agents of a fleet without held-out agents. `outcomes` ("return"
-    and the tasks' other outcomes) are means over episodes; `rollouts` are the observations of some episodes, if the
-    evaluation asks for any. A saved run has the rollouts of its first seed only.
+    and the tasks' other outcomes) are means over episodes; `rollouts` are the environment's observations in some
+    episodes, if the evaluation asks for any. A saved run has the rollouts of its first seed only.
     """
 
     budgets: Int[np.ndarray, " budget"]

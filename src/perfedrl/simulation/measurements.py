@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms import Algorithm
+from perfedrl.envs.base import environment_part
 from perfedrl.errors import UserError
 from perfedrl.estimators.meta import iterate
 from perfedrl.simulation.evaluation import Evaluation, Outcomes
@@ -59,7 +60,7 @@ def deploy(
         outcomes.append(jax.tree.map(lambda x: jnp.mean(x, axis=0), measured))
         if evaluation.rollouts:
             last = jax.tree.map(lambda x: x[-1], own)
-            rollouts.append(evaluation.sample(task, last, shown, evaluation.rollouts).obs)
+            rollouts.append(environment_part(task, evaluation.sample(task, last, shown, evaluation.rollouts).obs))
     return stack_trees(outcomes), stack_trees(rollouts) if rollouts else None
 
 

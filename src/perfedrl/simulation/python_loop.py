@@ -131,6 +131,7 @@ class Outlined(PlayedTask):
 
     horizon = delegated("_task")
     discount = delegated("_task")
+    seen = delegated("_task")
     outcomes = delegated("_task")
     outline = delegated("_task")
 

@@ -104,6 +104,8 @@ def test_the_bound_is_lemma_4s():
         {"algorithm": PER_FEDAVG | {"control": "limit"}},
         {"algorithm": PER_FEDAVG | {"adaptation_steps": 2}},
         {"algorithm": PER_FEDAVG | {"learn_alpha": "scalar", "clip": 0.1}},
+        {"algorithm": PER_FEDAVG | {"optimizer": "adam", "clip": 0.1}},
+        {"algorithm": PER_FEDAVG | {"anneal": 9, "clip": 0.1}},
         {"algorithm": {"name": "sg-mrl", "alpha": 1.0, "beta": 0.1}},
         {"algorithm": {"name": "per-fedavg-storm", "alpha": 1.0, "beta": 0.1}},
         {"fleet": {"env": "arc"}, "policy": "mlp"},

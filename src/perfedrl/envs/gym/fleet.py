@@ -14,14 +14,16 @@ from perfedrl.contracts import delegated
 from perfedrl.envs.base import EpisodeFailures, PlayedTask, check_episode, made_up_episodes
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.gym.check import contract_mistake, unbounded
-from perfedrl.envs.gym.episodes import Act, Convert, Slots
+from perfedrl.envs.gym.episodes import EpisodePlayer, WorkerCount, make_workers
 from perfedrl.envs.gym.rendering import rendered
 from perfedrl.envs.gym.space_tables import action_table, observation_table
 from perfedrl.envs.gym.spaces import SpaceSizes, bounded, sizes
 from perfedrl.envs.new_agents import NewAgents, Settings
 from perfedrl.envs.variation import Vary, vary_agents
 from perfedrl.errors import UserError, in_one_line
+from perfedrl.gym_environment.episodes import Act, Convert, PlaySettings
 from perfedrl.gym_environment.recipe import Recipe
+from perfedrl.gym_environment.worker_pool import Workers
 from perfedrl.own_modules import imported
 from perfedrl.saved_policies import spaces as tables
 from perfedrl.types import Array, Params, Trajectory
@@ -46,15 +48,20 @@ class GymTask(PlayedTask):
     retries: int = RETRIES
     scale_actions: bool = True
     more_outcomes: Callable[[Trajectory], dict[str, Array]] | None = field(default=None, repr=False)
+    workers: Workers | None = field(default=None, compare=False, repr=False)
+    """The processes that play the episodes of all agents of the fleet; None in this process."""
 
     actions = delegated("spaces")
     action_size = delegated("spaces")
     observation_size = delegated("spaces")
 
     @cached_property
-    def _slots(self) -> Slots:
+    def _player(self) -> EpisodePlayer:
         size = self.spaces.observation_size
-        return Slots(self.recipe, self.name, self.parallel, size, self.to_actions, self.retries, self.timeout)
+        settings = PlaySettings(
+            self.recipe, self.name, self.parallel, size, self.to_actions, self.retries, self.timeout
+        )
+        return EpisodePlayer(settings, self.workers)
 
     @cached_property
     def to_actions(self) -> Convert:
@@ -64,7 +71,7 @@ class GymTask(PlayedTask):
     @property
     def failures(self) -> EpisodeFailures:
         """The failed episodes and restarted processes so far."""
-        return self._slots.failures
+        return self._player.failures
 
     def sampler(self, policy: Any) -> "GymSampler":
         """Return a sampler of this agent's episodes under a policy."""
@@ -110,7 +117,7 @@ class GymTask(PlayedTask):
 
     def close(self) -> None:
         """Close the open environments."""
-        self._slots.close()
+        self._player.close()
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,8 @@ class GymSampler:
 
     def sample(self, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Play m independent episodes, which depend on the parameters and the key alone."""
-        return self.task._slots.play(decide(self.policy, params), self.policy.noise, key, m, self.task.horizon + 1)
+        act, in_numpy = decide(self.policy, params), self.policy.in_numpy is not None
+        return self.task._player.play(act, self.policy.noise, key, m, self.task.horizon + 1, sendable=in_numpy)
 
 
 def decide(policy: Any, params: Params) -> Act:
@@ -164,6 +172,7 @@ def gymnasium_fleet(
     scale_actions: bool = True,
     retries: int = RETRIES,
     timeout: float | None = None,
+    workers: WorkerCount = 1,
 ) -> Fleet:
     """Agents in Gymnasium environments: an id, a factory ("module:function" in a config), or a list of factories.
 
@@ -173,20 +182,19 @@ def gymnasium_fleet(
     side, with `processes` each in a process of its own. `options` are passed to every constructor. `outcomes` is a
     function of an episode that returns measurements beside its score, such as {"success": ...}.
 
+    With `workers` > 1 so many processes share the episodes of every batch; "auto" is one for each core. They pay where
+    a step takes some ten microseconds or more.
+
     With `scale_actions` a policy acts in [-1, 1], which is mapped to every bounded component of the environment's box.
     An episode that fails is dropped and drawn again, at most `retries` times. With `processes` a step that takes longer
     than `timeout` seconds, 60 by default, fails its episode.
     """
     check_limits(parallel, processes, retries, timeout)
+    shared = make_workers(workers, processes, parallel)
     check_count((agents or 0) + held_out)
     recipes, held_out = recipes_of(id, vary, agents, held_out, seed, options or {})
     check_count(len(recipes))
-    longest = recipes[0].longest
-    if horizon is None and longest is None:
-        raise UserError(
-            f"episodes of {recipes[0].name!r} have no registered length: give a horizon, the number of decisions less 1"
-        )
-    decisions_less_one = (longest or 0) - 1 if horizon is None else horizon
+    decisions_less_one = horizon_of(recipes[0]) if horizon is None else horizon
     check_episode(decisions_less_one, discount)
     limit = (TIMEOUT if timeout is None else timeout) if processes else None
     tasks = [
@@ -201,6 +209,7 @@ def gymnasium_fleet(
             retries=retries,
             scale_actions=scale_actions,
             more_outcomes=outcomes_of(outcomes),
+            workers=shared,
         )
         for i, (recipe, spaces) in enumerate(zip(recipes, spaces_of(recipes), strict=True))
     ]
@@ -208,6 +217,15 @@ def gymnasium_fleet(
     settings, kinds = [{**x.recipe.options, **x.recipe.values} for x in tasks], {x.recipe.name for x in tasks}
     family = NewAgents(with_settings, settings, open=True, several_kinds=len(kinds) > 1)
     return fleet(tasks[: len(tasks) - held_out], tasks[len(tasks) - held_out :], family)
+
+
+def horizon_of(recipe: Recipe) -> int:
+    """Return the registered number of decisions of an environment, less 1."""
+    if recipe.longest is None:
+        raise UserError(
+            f"episodes of {recipe.name!r} have no registered length: give a horizon, the number of decisions less 1"
+        )
+    return recipe.longest - 1
 
 
 def outcomes_of(given: Any) -> Callable[[Trajectory], Any] | None:

@@ -1,33 +1,29 @@
 """Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. All agents are determined by `seed`. docs/locomotion.md has the formulas, their sources
-and the departures from them.
+An episode has 100 decisions. All agents are determined by `seed`. With `engine` "gymnasium" they are
+played in Python on all cores, or by `workers` processes; with "planar" and "mjx" they are compiled. docs/locomotion.md has the formulas, their sources and the departures from them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
-from perfedrl.envs.fleet import Fleet, fleet
-from perfedrl.envs.gym import GymTask, gymnasium_fleet
-from perfedrl.envs.gym.fleet import with_settings
-from perfedrl.envs.new_agents import NewAgents, Settings, as_numbers, count_of
+from perfedrl.envs.fleet import Fleet
+from perfedrl.envs.gym.episodes import WorkerCount
+from perfedrl.envs.locomotion import tasks
+from perfedrl.envs.locomotion.engines import Engine, Episodes, Family, Outcomes, make_fleet
+from perfedrl.envs.locomotion.outcomes import arriving, running, upright, walking
+from perfedrl.envs.new_agents import Settings
 from perfedrl.errors import UserError, nearest
 from perfedrl.gym_environment import mujoco_worlds as worlds
-from perfedrl.types import Array, Trajectory
 
-HERE = f"{worlds.__name__}:"
 HORIZON = 99
 BASES = {"body_mass": 1.5, "body_inertia": 1.5, "dof_damping": 1.3, "geom_friction": 1.5}
 """Each number of a body's model is multiplied by base ** u, with u uniform on [-limit, limit]."""
 
 FARTHEST = 3.0
-ANT_SPEED = 13
-"""Index of the first velocity in an ant's observation, after the positions."""
 
 
 def half_cheetah_dir(
@@ -40,6 +36,8 @@ def half_cheetah_dir(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run forward or backward (Finn et al., 2017); there are only these two tasks.
 
@@ -47,9 +45,9 @@ def half_cheetah_dir(
     joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles.
     """
     options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = make_fleet(worlds.half_cheetah_direction, vary, agents, held_out, seed, options=options, **more)
-    return with_outcomes(made, lambda _: partial(running, velocity_scale))
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
+    family = Family("half-cheetah", worlds.half_cheetah_direction, tasks.CheetahDirection, cheetah_outcomes)
+    return make_fleet(family, episodes, vary, agents, held_out, seed, options)
 
 
 def half_cheetah_vel(
@@ -63,13 +61,15 @@ def half_cheetah_vel(
     velocity_scale: float = 1.0,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run at a velocity of their own, uniform on [0, fastest]: 2 in MAML, 3 in ProMP and PEARL."""
     positive(fastest=fastest)
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
-    made = make_fleet(worlds.half_cheetah_velocity, vary, agents, held_out, seed, options=options, **more)
-    return with_outcomes(made, lambda _: partial(running, velocity_scale))
+    family = Family("half-cheetah", worlds.half_cheetah_velocity, tasks.CheetahVelocity, cheetah_outcomes)
+    return make_fleet(family, episodes, vary, agents, held_out, seed, options)
 
 
 def ant_dir(
@@ -81,13 +81,15 @@ def ant_dir(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk along a direction of their own: any (ProMP, PEARL), or forward and backward (MAML)."""
     line = {"list": [0.0, float(np.pi)]}
     vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = make_fleet(worlds.ant_direction, vary, agents, held_out, seed, **more)
-    return with_outcomes(made, lambda values: partial(walking, values["angle"]))
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
+    family = Family("ant", worlds.ant_direction, tasks.AntDirection, direction_outcomes)
+    return make_fleet(family, episodes, vary, agents, held_out, seed)
 
 
 def ant_goal(
@@ -98,13 +100,15 @@ def ant_goal(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk to a goal of their own, uniform in the disk of radius 3 (ProMP, PEARL)."""
     rng = np.random.default_rng([seed, 2])
     goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    made = make_fleet(worlds.ant_to_goal, {"goal": one_by_one(goals, agents)}, agents, held_out, seed, **more)
-    return with_outcomes(made, lambda values: partial(arriving, values["goal"]))
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
+    family = Family("ant", worlds.ant_to_goal, tasks.AntGoal, goal_outcomes)
+    return make_fleet(family, episodes, {"goal": one_by_one(goals, agents)}, agents, held_out, seed)
 
 
 def hopper_mass(
@@ -117,13 +121,16 @@ def hopper_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Hoppers with bodies of their own: every part's mass times 1.5^u, u uniform on [-limit, limit] (ProMP, PEARL).
 
     `vary` may name more of the body: body_inertia, dof_damping (times 1.3^u), geom_friction.
     """
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    return bodies(worlds.hopper, agents, held_out, seed, vary, limit, **more)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
+    family = Family("hopper", worlds.hopper, tasks.Hopper, body_outcomes)
+    return bodies(family, episodes, agents, held_out, seed, vary, limit)
 
 
 def walker_mass(
@@ -136,10 +143,13 @@ def walker_mass(
     discount: float = 0.99,
     parallel: int = 16,
     processes: bool = False,
+    workers: WorkerCount = "auto",
+    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Walkers with bodies of their own, in the same way as `hopper_mass`."""
-    more = {"horizon": horizon, "discount": discount, "parallel": parallel, "processes": processes}
-    return bodies(worlds.walker, agents, held_out, seed, vary, limit, **more)
+    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
+    family = Family("walker", worlds.walker, tasks.Walker, body_outcomes)
+    return bodies(family, episodes, agents, held_out, seed, vary, limit)
 
 
 def cheetah(frame_skip: int, velocity_scale: float) -> dict[str, Any]:
@@ -155,14 +165,8 @@ def positive(**settings: float) -> None:
             raise UserError(f"{name} must be a finite number > 0; it is {value}")
 
 
-def make_fleet(world: Callable[..., Any], vary: Any, agents: int, held_out: int, seed: int, **more: Any) -> Fleet:
-    """Make a fleet in one kind of environment, after checking that MuJoCo is installed."""
-    worlds.mujoco()
-    return gymnasium_fleet(HERE + world.__name__, vary, agents, held_out, seed, **more)
-
-
 def bodies(
-    world: Callable[..., Any], agents: int, held_out: int, seed: int, vary: Sequence[str], limit: float, **more: Any
+    family: Family, episodes: Episodes, agents: int, held_out: int, seed: int, vary: Sequence[str], limit: float
 ) -> Fleet:
     """Make a fleet of agents whose body models are multiplied, each part with random numbers of its own."""
     if not vary or isinstance(vary, str):
@@ -171,14 +175,35 @@ def bodies(
         if name not in worlds.BODY:
             raise UserError(f"vary: a body has no {name!r}{nearest(name, worlds.BODY)}")
     positive(limit=limit)
-    env, drawn = world(), {}
+    episodes.check()
+    env, drawn = family.world(), {}
     for name in vary:
         rng = np.random.default_rng([seed, worlds.BODY.index(name)])
         size = getattr(env.model, name).size
         powers = rng.uniform(-limit, limit, (max(agents, 0) + max(held_out, 0), size))
         drawn[name] = one_by_one([worlds.Factors((BASES[name] ** u).tolist()) for u in powers], agents)
     env.close()
-    return with_outcomes(make_fleet(world, drawn, agents, held_out, seed, **more), lambda _: upright)
+    return make_fleet(family, episodes, drawn, agents, held_out, seed)
+
+
+def cheetah_outcomes(settings: Settings) -> Outcomes:
+    """The outcomes of a cheetah in Gymnasium."""
+    return partial(running, settings["velocity_scale"])
+
+
+def direction_outcomes(settings: Settings) -> Outcomes:
+    """The outcomes of an ant with a direction in Gymnasium."""
+    return partial(walking, (np.cos(settings["angle"]), np.sin(settings["angle"])))
+
+
+def goal_outcomes(settings: Settings) -> Outcomes:
+    """The outcomes of an ant with a goal in Gymnasium."""
+    return partial(arriving, settings["goal"])
+
+
+def body_outcomes(_: Settings) -> Outcomes:
+    """The outcomes of a hopper or a walker in Gymnasium."""
+    return upright
 
 
 def one_by_one(values: list[Any], agents: int) -> dict[str, list[Any]]:
@@ -190,58 +215,3 @@ def in_disk(area: float, turn: float) -> tuple[float, float]:
     """Draw a point of the disk of goals, uniform by area, with two uniforms."""
     r, angle = FARTHEST * np.sqrt(area), 2 * np.pi * turn
     return float(r * np.cos(angle)), float(r * np.sin(angle))
-
-
-def with_outcomes(made: Fleet, of: Callable[[Mapping[str, Any]], Callable[[Trajectory], dict[str, Array]]]) -> Fleet:
-    """Add outcomes to a fleet, from a function of each agent's own parameters."""
-
-    def own(task: GymTask) -> GymTask:
-        return replace(task, name=task.name.replace(HERE, ""), more_outcomes=of(task.recipe.values))
-
-    def make(task: GymTask, settings: Settings) -> GymTask:
-        values = {name: like(task.recipe.values[name], name, x) for name, x in settings.items()}
-        return own(with_settings(task, {**task.recipe.options, **values}))
-
-    train, held_out = ([own(task) for task in part] for part in (made.train, made.held_out or ()))
-    return fleet(train, held_out, NewAgents(make, [task.recipe.values for task in (*train, *held_out)]))
-
-
-def like(old: Any, name: str, value: Any) -> Any:
-    """Check that a value has as many numbers as another; for factors of a body, one number stands for all."""
-    if isinstance(old, worlds.Factors) and np.ndim(value) == 0:
-        value = [value] * len(old)
-    found = as_numbers([old, value])
-    if found is None:
-        raise UserError(f"{name} must be {count_of(np.size(old))}, got {value!r}")
-    return worlds.Factors(found[1].tolist()) if isinstance(old, worlds.Factors) else value
-
-
-def running(velocity_scale: float, episode: Trajectory) -> dict[str, Array]:
-    """The mean forward velocity over the decisions."""
-    return {"velocity": over_time(episode, episode.obs[:, worlds.CHEETAH_POSITIONS]) / velocity_scale}
-
-
-def walking(angle: float, episode: Trajectory) -> dict[str, Array]:
-    """The mean velocity in the agent's direction, and whether it never fell."""
-    x, y = episode.obs[:, ANT_SPEED], episode.obs[:, ANT_SPEED + 1]
-    return {"velocity": over_time(episode, x * np.cos(angle) + y * np.sin(angle)), "upright": never_fell(episode)}
-
-
-def arriving(goal: tuple[float, float], episode: Trajectory) -> dict[str, Array]:
-    """The distance from the goal at the last decision."""
-    return {"distance": jnp.linalg.norm(episode.obs[-1, :2] - jnp.asarray(goal))}
-
-
-def upright(episode: Trajectory) -> dict[str, Array]:
-    """The share of the episode before a fall, and whether it never fell."""
-    return {"stood": jnp.mean(episode.mask), "upright": never_fell(episode)}
-
-
-def over_time(episode: Trajectory, x: Array) -> Array:
-    """Return the mean over the decisions of an episode."""
-    return jnp.sum(x * episode.mask) / jnp.sum(episode.mask)
-
-
-def never_fell(episode: Trajectory) -> Array:
-    """Whether the last decision was reached; a fall at the last decision is not visible."""
-    return episode.mask[-1]

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import jax
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from perfedrl.envs import ENVS, PLAYED, Fleet, Task, fleet
+from perfedrl.envs import ENVS, Fleet, Task, fleet, played_in_python
 from perfedrl.envs.base import PlayedTask
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
+from perfedrl.experiments.build import SEES
 from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.federation.environment_report import (
@@ -222,6 +223,8 @@ def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
         raise UserError(f"the plan is not valid TOML: {error}") from error
     if "attack" in table:
         raise UserError("the plan has a table [attack], which is for simulations only: no agent takes part in one")
+    if isinstance(table.get("policy"), dict) and SEES in table["policy"]:
+        raise UserError("the plan: [policy] sees is for simulations only so far; no agent takes part in such a run")
     if isinstance(table.get("start"), str | dict):
         raise UserError("the plan starts from parameters in a file; a plan cannot choose what is read here")
     reported = table.pop(PLAN_TABLE, None)
@@ -253,7 +256,7 @@ def _checked_trust(table: dict[str, Any], agent: AgentConfig) -> dict[str, Any]:
     A fleet that is played in Python may name anything: it is replaced by one that names nothing, of as many agents.
     """
     fleet = table.get("fleet")
-    if isinstance(fleet, dict) and str(fleet.get("env")) in PLAYED:
+    if isinstance(fleet, dict) and isinstance(fleet.get("env"), str) and played_in_python(fleet):
         given = ENVS.resolve(fleet["env"], {key: value for key, value in fleet.items() if key != "env"})
         table = {**table, "fleet": {"env": "gymnasium", "id": NAMELESS, "agents": training_agents(given)}}
     for place, value in _texts(table):

@@ -9,7 +9,7 @@ import tomli_w
 
 from perfedrl.algorithms import Algorithm
 from perfedrl.errors import UserError
-from perfedrl.experiments.build import unwrapped_algorithm, wrap
+from perfedrl.experiments.build import SEES, unwrapped_algorithm, wrap
 from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.settings import validated
 from perfedrl.experiments.start_parameters import StartTable
@@ -37,6 +37,8 @@ def networked(config: Config, seed: int | None = None) -> Config:
         raise UserError(f"the config has no seed {seed}; it has {', '.join(map(str, config.seeds))}")
     if not unwrapped_algorithm(config).federated:
         raise UserError(f"{config.algorithm['name']} sends nothing, so its agents need no network: use perfedrl train")
+    if SEES in config.policy:
+        raise UserError("[policy] sees is for simulations only so far; leave it out of a config for real agents")
     if not agents_bring_environments(config):
         check_uploads(config)
     if config.attack is not None:

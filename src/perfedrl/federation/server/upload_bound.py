@@ -35,12 +35,17 @@ def hard_bound(config: Config) -> float | None:
 
 
 def _clipped(algorithm: Any) -> float | None:
-    """Beta tau clip, for any estimator; None without a clip, or where a step size is learned too."""
+    """Beta tau clip, for any estimator; None without a clip, or where a step size is learned or steps are not plain."""
     if type(algorithm) not in (PerFedAvgPG, StormPG, SGMRL) or algorithm.clip is None:
         return None
-    if algorithm.learns_step_size:
+    if algorithm.learns_step_size or has_optimizer(algorithm):
         return None
     return float(algorithm.beta * algorithm.local_steps * algorithm.clip) * (1 + ROUNDING_OF_CLIP)
+
+
+def has_optimizer(algorithm: Any) -> bool:
+    """Whether an optimizer takes the local steps, whose length is then not that of the gradient."""
+    return type(algorithm) is PerFedAvgPG and algorithm.optimizer is not None
 
 
 def _drift(experiment: Any, algorithm: Any) -> float | None:
@@ -57,7 +62,7 @@ def _drift(experiment: Any, algorithm: Any) -> float | None:
         return None
     alpha = 0.0
     if type(algorithm) is PerFedAvgPG:
-        if algorithm.learn_alpha != "no" or algorithm.control != "none":
+        if algorithm.learn_alpha != "no" or algorithm.control != "none" or has_optimizer(algorithm):
             return None
         alpha = float(algorithm.alpha) if algorithm.variant == "exact" else 0.0
         paired = isinstance(form, FromBatch) and form.form in (pairs.score, pairs.causal, pairs.lvc)
