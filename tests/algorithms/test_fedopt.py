@@ -9,7 +9,7 @@ from tiers import some_slow
 from tiny_config import FEDAVG
 
 import perfedrl as pf
-from perfedrl.algorithms import FedOpt, Personal, Robust
+from perfedrl.algorithms import FedOpt, FedPPO, Personal, ProMP, Robust
 from perfedrl.algorithms.aggregation import Median
 from perfedrl.algorithms.base import ServerState
 from perfedrl.errors import UserError
@@ -33,6 +33,16 @@ def test_a_plain_step_of_rate_1_is_the_inner_algorithm_bit_for_bit(inner):
     plain, stepped = after(inner), after(FedOpt(inner, "sgd", 1.0))
     assert np.abs(plain.server.message).max() > 0.01
     np.testing.assert_array_equal(stepped.server.message, plain.server.message)
+
+
+@pytest.mark.parametrize("inner", [ProMP, FedPPO])
+def test_it_moves_what_is_learned_where_nothing_else_is_sent(inner):
+    """Agents that keep or forget their optimizer's state, or have none, send parameters alone."""
+    for settings in ({"optimizer": "sgd"}, {"optimizer_state": "personal"}, {"optimizer_state": "reset"}):
+        FedOpt(inner(1.0, 0.1, **settings), "adam", 0.1).check_supports(FLEET, POLICY)
+    for settings in ({}, {"optimizer": "sgd", "anneal": 3}):
+        with pytest.raises(UserError, match="holds more than these"):
+            FedOpt(inner(1.0, 0.1, **settings), "adam", 0.1).check_supports(FLEET, POLICY)
 
 
 def walk(optimizer, rate, **settings):

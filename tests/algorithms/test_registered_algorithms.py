@@ -189,6 +189,7 @@ def test_the_first_order_variant_needs_no_curvature_batch():
 GRID = {"fleet": {"env": "gridworld", "width": 3, "horizon": 5}, "policy": {"name": "table"}}
 ARC = {"fleet": {"env": "arc", "horizon": 5}, "policy": {"name": "mlp"}}
 UNSERVED = {
+    "context": (ARC, {}, "MLPSoftmax does not have.*'context-mlp'.*'promp'", {"algorithm": {"name": "promp"}}),
     "fednpg": (ARC, {}, "needs the policy 'table'.*fedavg-pg", {"algorithm": {"name": "fedavg-pg"}}),
     "fedsarsa": (ARC, {}, "needs the policy 'table'.*fedavg-pg", {"algorithm": {"name": "fedavg-pg"}}),
     "softmax-fedpg": (ARC, {}, "needs a softmax policy.*fedavg-pg", {"algorithm": {"name": "fedavg-pg"}}),

@@ -30,6 +30,9 @@ class Recorded(pf.FedAvgPG):
     def deployment_step_size(self, message):
         return 0.375
 
+    def adaptation_step(self, agent, theta, alpha, key, m):
+        return "stepped", agent, theta, alpha, key, m
+
     def unchanged_upload(self, message):
         return "unchanged", message
 
@@ -71,6 +74,7 @@ def test_a_wrapper_that_changes_nothing_answers_as_the_inner_algorithm():
     assert wrapper.trajectories_per_round == 150
     assert wrapper.trajectories_after(2) == 22
     assert (wrapper.adaptation_step_size(START), wrapper.deployment_step_size(START)) == (0.125, 0.375)
+    assert wrapper.adaptation_step("agent", START, 0.5, "key", 3)[0] == "stepped"
     assert wrapper.unchanged_upload("message") == ("unchanged", "message")
     assert wrapper.with_personal_part("message", "state") == ("message", "state")
     assert wrapper.diagnostics(START)["state"] is START

@@ -220,7 +220,7 @@ def test_a_saved_policy_goes_on_where_it_stopped(run, tmp_path, finished):
 def test_a_further_step_has_trajectories_of_its_own(finished, monkeypatch):
     keys = []
 
-    def record(agent, task, theta, alpha, key, trajectories, steps):
+    def record(algorithm, agent, task, theta, alpha, key, trajectories, steps):
         keys.append(jax.random.key_data(key).tolist())
         return theta
 

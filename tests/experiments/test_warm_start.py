@@ -32,7 +32,7 @@ def keys(monkeypatch):
     """The keys of adaptations, each of which is measured to be worse than its start."""
     found, plays = [], []
 
-    def record(agent, task, theta, alpha, key, trajectories, steps):
+    def record(algorithm, agent, task, theta, alpha, key, trajectories, steps):
         found.append(tuple(jax.random.key_data(key).tolist()))
         return theta
 

@@ -1,10 +1,12 @@
-"""Decisions in NumPy (`in_numpy`) equal those of `sample`."""
+"""Decisions in NumPy (`in_numpy`) equal those of `sample`, also in another process."""
+
+import pickle
 
 import jax
 import numpy as np
 import pytest
 
-from perfedrl.policies import ActorCritic, GaussianMLP, MLPSoftmax
+from perfedrl.policies import ActorCritic, Contextual, GaussianMLP, MLPSoftmax
 from perfedrl.policies.mlp import MLPFactored
 from perfedrl.policies.normalized import Normalized
 from perfedrl.policies.sighted import SightedPolicy
@@ -15,6 +17,7 @@ POLICIES = {
     "several components": MLPFactored((3, 5, 7), (2, 4, 1)),
     "gaussian": GaussianMLP((3, 5, 2), 0.7),
     "actor-critic": ActorCritic(MLPSoftmax((3, 5, 4)), (4, 3, 1)),
+    "context": Contextual(GaussianMLP((5, 5, 2), 0.7), 3, 2),
     "normalized": Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized rewards": Normalized(MLPSoftmax((3, 5, 4)), rewards=True),
     "sighted": SightedPolicy(Normalized(MLPSoftmax((5, 4)), size=3), np.asarray([0.5, -1.5])),
@@ -28,7 +31,9 @@ def test_decisions_in_numpy_equal_sample(name):
     params = jax.tree.map(lambda x: np.asarray(x + rng.uniform(0, 0.5, x.shape), np.float32), drawn)
     obs, u = rng.normal(0, 3, (200, 3)).astype(np.float32), rng.random((200, policy.noise), np.float32)
     expected = jax.jit(jax.vmap(lambda obs, u: policy.sample(params, obs, u)))(obs, u)
-    got = policy.in_numpy(params)(obs, u)
+    decide = policy.in_numpy(params)
+    got = decide(obs, u)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(decide))(obs, u), got)  # as worker processes get it
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 

@@ -9,6 +9,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
 from perfedrl.policies import (
     ActorCritic,
+    Contextual,
     GaussianMLP,
     LinearGaussian,
     MLPSoftmax,
@@ -43,7 +44,7 @@ def test_a_member_that_a_policy_lacks_is_none(name):
     assert getattr(Fair(), name) is None
 
 
-@pytest.mark.parametrize("wrapper", [ActorCritic, Normalized, SightedPolicy])
+@pytest.mark.parametrize("wrapper", [ActorCritic, Contextual, Normalized, SightedPolicy])
 def test_a_wrapper_states_every_member_of_the_contract_itself(wrapper):
     assert "__getattr__" not in vars(wrapper)
     assert set(members(Policy)) <= set(vars(wrapper)) | set(wrapper.__annotations__)

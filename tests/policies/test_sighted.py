@@ -12,7 +12,7 @@ from perfedrl.contracts import members
 from perfedrl.envs import ENVS, PlayedTask, Task, fleet
 from perfedrl.envs.base import environment_part
 from perfedrl.envs.control import Pendulum
-from perfedrl.policies import POLICIES, GaussianMLP, MLPSoftmax, Normalized, normalized, sighted
+from perfedrl.policies import POLICIES, Contextual, GaussianMLP, MLPSoftmax, Normalized, normalized, sighted
 from perfedrl.policies.mlp import observation_size
 from perfedrl.policies.sighted import SightedMembers, SightedPlayedTask, SightedPolicy, SightedTask
 from perfedrl.report.episode_strip import can_draw, draw_episode
@@ -231,6 +231,19 @@ def test_a_policy_in_a_task_is_the_policy_with_the_numbers_appended():
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_a_context_and_its_model_are_those_of_the_policy_with_the_numbers_appended():
+    policy, numbers = Contextual(MLPSoftmax((5, 2)), 3, 2), np.asarray([0.7])
+    view, params = SightedPolicy(policy, numbers), policy.init(KEY)
+    obs, rewards = jnp.asarray([[[0.1, 0.2], [0.3, -0.4]]]), jnp.asarray([[1.0, 2.0]])
+    batch = Trajectory(obs, jnp.asarray([[0, 1]]), rewards, jnp.ones((1, 2)))
+    longer = batch._replace(obs=jnp.concatenate([obs, jnp.full((1, 2, 1), 0.7)], axis=-1))
+    assert view.is_context(params) == policy.is_context(params)
+    for target in ("reward", "dynamics"):
+        np.testing.assert_array_equal(
+            view.model_fit(params, batch, target), policy.model_fit(params, longer, target), strict=True
+        )
+
+
 def test_episodes_of_agents_that_see_their_task_are_drawn():
     for env in ("arc", "pendulum"):
         name, _, parameters = FAMILIES[env]
@@ -257,4 +270,4 @@ def test_policies_without_a_description_or_numpy_have_none_in_a_task():
         in_numpy = description = None
 
     view = SightedPolicy(Silent((3, 2)), np.ones(1))
-    assert view.in_numpy is view.description is view.values is None
+    assert view.in_numpy is view.description is view.values is view.model_fit is view.is_context is None

@@ -17,6 +17,7 @@ from perfedrl.experiments.files import named_leaves
 from perfedrl.policies import (
     POLICIES,
     ActorCritic,
+    Contextual,
     GaussianMLP,
     LinearGaussian,
     MLPSoftmax,
@@ -34,6 +35,7 @@ FLEETS = {
     "gaussian-mlp": {"env": "pendulum"},
     "linear-gaussian": {"env": "lqr"},
     "actor-critic": {"env": "pendulum"},
+    "context-mlp": {"env": "pendulum"},
 }
 """A fleet that each registered policy fits."""
 
@@ -46,11 +48,14 @@ def registered(name):
 CASES = dict.fromkeys(POLICIES, registered) | {
     "several components": lambda _: MLPFactored((3, 5, 7), (2, 4, 1)),
     "actor-critic of a softmax": lambda _: ActorCritic(MLPSoftmax((3, 5, 4)), (4, 3, 1)),
+    "context of a softmax": lambda _: Contextual(MLPSoftmax((5, 4)), 3, 2),
+    "normalized context": lambda _: Normalized(Contextual(GaussianMLP((5, 2)), 3, 2), size=3),
     "normalized": lambda _: Normalized(GaussianMLP((3, 5, 2)), size=3),
     "normalized actor-critic": lambda _: Normalized(ActorCritic(MLPSoftmax((3, 4)), (4, 1)), size=3, rewards=True),
     "normalized rewards of a table": lambda _: Normalized(TableSoftmax(3, 2), rewards=True),
     "sighted": lambda _: SightedPolicy(MLPSoftmax((5, 4)), np.asarray([0.5, -1.5])),
     "sighted normalized": lambda _: SightedPolicy(Normalized(GaussianMLP((5, 2)), size=3), np.asarray([0.5, -1.5])),
+    "sighted context": lambda _: SightedPolicy(Contextual(GaussianMLP((6, 2)), 4, 2), np.asarray([0.5])),
     "learned deviation": lambda _: LinearGaussian(np.ones((2, 3)), std=0.3, learn_std=True),
     "no exploration": lambda _: LinearGaussian(np.ones((2, 3)), std=0.0),
 }

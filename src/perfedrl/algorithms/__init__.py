@@ -9,6 +9,7 @@ from perfedrl.algorithms.afedpg import AFedPG
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.context import ContextAdaptation
 from perfedrl.algorithms.control_variate import ControlVariate
 from perfedrl.algorithms.fast_fedpg import FastFedPG
 from perfedrl.algorithms.fedavg_pg import FedAvgPG
@@ -39,6 +40,7 @@ from perfedrl.registry import registry
 ALGORITHMS = registry(
     "algorithm",
     afedpg=AFedPG,
+    context=ContextAdaptation,
     fedavg_pg=FedAvgPG,
     fednpg=FedNPG,
     fedppo=FedPPO,
@@ -70,6 +72,7 @@ __all__ = [
     "Algorithm",
     "Attack",
     "Attacked",
+    "ContextAdaptation",
     "ControlVariate",
     "FastFedPG",
     "FedAvgPG",

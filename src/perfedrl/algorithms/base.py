@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
-from perfedrl.estimators import Objective, StepKeys
+from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params, Whole
 
 STEP_SIZES = ("alpha", "beta", "deployment_alpha")
@@ -93,6 +93,13 @@ class Algorithm(eqx.Module):
     def deployment_step_size(self, message: PyTree) -> Any:
         """Step size of the adaptation at deployment, as `adaptation_step_size`."""
         return self.adaptation_step_size(message)
+
+    def adaptation_step(self, agent: Objective, theta: Params, alpha: Any, key: PRNGKeyArray, m: int) -> Params:
+        """Take one adaptation step at deployment from m trajectories: by default along the policy gradient.
+
+        Commands that adapt a saved run step by step, or with another step size, use it; `personalize` may take several.
+        """
+        return adapt(agent, theta, alpha, key, m)
 
     @property
     def learns_step_size(self) -> bool:

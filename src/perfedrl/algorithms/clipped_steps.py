@@ -1,7 +1,7 @@
 """Several steps on one batch: clipped surrogates, a limit on the divergence, and an optimizer of the agent's own.
 
-What ProMP and FedPPO share. FedPPO improves a policy on a batch of its own; ProMP improves the initialization before an
-adaptation step, on a batch of the adapted policy.
+What FedPPO, ProMP and `context` share. FedPPO improves a policy on a batch of its own; the other two improve the
+initialization before an adaptation, on a batch of the adapted policy.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, select
 from perfedrl.algorithms.checks import check_counts, check_divergence, check_positive, with_trajectories
-from perfedrl.algorithms.learned_adaptation import Learned, adapted, step_sizes
+from perfedrl.algorithms.learned_adaptation import Adaptation, Learned, pair_of_batches, step_sizes
 from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet
@@ -28,10 +28,11 @@ from perfedrl.types import Array, Params, Scalar
 
 
 @dataclass(frozen=True)
-class ClippedSteps:
+class ClippedSteps(Adaptation):
     """How a batch is used: number of epochs, clip of ratios, weight of the inner divergence, and when to stop.
 
-    With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated.
+    With `first_order` the adaptation's gradient counts as constant when the outer objective is differentiated. A
+    subclass may adapt in another way and maximize more.
     """
 
     optimizer: LocalOptimizer
@@ -46,6 +47,10 @@ class ClippedSteps:
         check_positive(clip_ratio=self.clip_ratio, stop_divergence=self.stop_divergence)
         if not 0 <= self.divergence_weight < float("inf"):
             raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
+
+    def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
+        """Return what the steps maximize at the adapted parameters: the clipped surrogate of the outer batch."""
+        return outer.surrogate(theta, self.clip_ratio)
 
 
 def improve(
@@ -63,8 +68,8 @@ def improve(
     """
 
     def gradient(learned: Learned) -> Learned:
-        after, pulled_back = jax.vjp(lambda new: adapted(new, alpha, inner, how.first_order), learned)
-        by_adapted = jax.grad(lambda theta: outer.surrogate(theta, how.clip_ratio))(after)
+        after, pulled_back = jax.vjp(lambda new: how.adapted(new, alpha, inner), learned)
+        by_adapted = jax.grad(how.objective)(after, outer)
         (found,) = pulled_back(by_adapted)
         if inner is None or not how.divergence_weight:
             return found
@@ -77,7 +82,7 @@ def improve(
         change, moved = how.optimizer.step(learned, gradient(learned), moments, rate)
         learned = optax.tree.add(learned, select(going_on, change, optax.tree.zeros_like(change)))
         moments = select(going_on, moved, moments)
-        apart = outer.divergence(adapted(learned, alpha, inner, how.first_order))
+        apart = outer.divergence(how.adapted(learned, alpha, inner))
         return (learned, moments, going_on & (apart <= how.stop_divergence)), None
 
     (learned, moments, _), _ = jax.lax.scan(epoch, (learned, moments, jnp.asarray(True)), length=how.epochs)
@@ -147,3 +152,20 @@ class ClippedLearner(Algorithm):
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require episodes, and a policy whose divergence is known."""
         check_divergence(type(self).__name__, fleet, policy)
+
+
+class AdaptedLearner(ClippedLearner):
+    """The base of those that improve the parameters before an adaptation, on a batch of the adapted policy.
+
+    A subclass also has the fields `m_in` and `m_out`, the sizes of the batches before and after the adaptation.
+    """
+
+    m_in: eqx.AbstractVar[int]
+    m_out: eqx.AbstractVar[int]
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * (self.m_in + self.m_out)
+
+    def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
+        return pair_of_batches(agent, self.how, learned, self.alpha, keys, self.m_in, self.m_out)

@@ -73,9 +73,7 @@ class FedOpt(Wrapper):
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         server, client = self.inner.init(params)
         moments = self._direction.init(server.message)
-        return ServerState(
-            server.message, OptimizerState(server.private, moments, self.annealing.first_round)
-        ), client
+        return ServerState(server.message, OptimizerState(server.private, moments, self.annealing.first_round)), client
 
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         inner, moments, number = state.private

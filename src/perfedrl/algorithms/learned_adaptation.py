@@ -1,6 +1,7 @@
 """An adaptation step with learned factors of its size, and the pair of batches before and after it.
 
 What algorithms share that improve an initialization on sampled batches: ProMP by clipped steps, TRPO in a trust region.
+Settings of such steps are an `Adaptation`; `context` has one of its own, which adapts a few parameters alone.
 """
 
 from typing import Any, NamedTuple
@@ -42,6 +43,28 @@ def adapted(learned: Learned, alpha: Scalar, inner: SampledBatch | None, first_o
     return optax.tree.add(learned.theta, step)
 
 
+class Adaptation:
+    """The base of settings that say how parameters adapt to a batch: by one policy-gradient step on all of them.
+
+    A subclass has the field `first_order`, and may adapt in another way. Hashable, since programs depend on it.
+    """
+
+    first_order: bool
+
+    def adapted(self, learned: Learned, alpha: Scalar, inner: SampledBatch | None) -> Params:
+        """Return the parameters after the adaptation on a batch; without a batch there is none."""
+        return adapted(learned, alpha, inner, self.first_order)
+
+
+def adapt_with(how: Adaptation, learned: Learned, alpha: Scalar, inner: SampledBatch) -> Params:
+    """Return the parameters after an adaptation on a batch."""
+    return how.adapted(learned, alpha, inner)
+
+
+# Jitted so that batches of a Python sampler are processed by compiled code too; a caller's jit inlines it.
+adapt_compiled = jit(adapt_with, static_argnums=0)
+
+
 def step_sizes(learned: Learned, alpha: Scalar) -> Any:
     """Return alpha, or alpha times its learned factors."""
     learns = jax.tree.leaves(learned.factors)
@@ -49,12 +72,8 @@ def step_sizes(learned: Learned, alpha: Scalar) -> Any:
 
 
 def pair_of_batches(
-    agent: PolicyObjective, learned: Learned, alpha: Scalar, keys: StepKeys, m_in: int, m_out: int, first_order: bool
+    agent: PolicyObjective, how: Adaptation, learned: Learned, alpha: Scalar, keys: StepKeys, m_in: int, m_out: int
 ) -> tuple[SampledBatch, SampledBatch]:
     """Sample a batch with theta, adapt on it, and sample another with the adapted parameters."""
     inner = agent.batch(learned.theta, keys.inner, m_in)
-    return inner, agent.batch(_adapted(learned, alpha, inner, first_order), keys.outer, m_out)
-
-
-# Jitted so that batches of a Python sampler are processed by compiled code too; a caller's jit inlines it.
-_adapted = jit(adapted, static_argnums=3)
+    return inner, agent.batch(adapt_compiled(how, learned, alpha, inner), keys.outer, m_out)

@@ -102,7 +102,7 @@ class PerFedAvgTRPO(AveragedParameters):
 
     def step(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> Learned:
         """Sample a pair of batches and take the trust-region step on it."""
-        inner, outer = pair_of_batches(agent, learned, self.alpha, keys, self.m_in, self.m_out, self.how.first_order)
+        inner, outer = pair_of_batches(agent, self.how, learned, self.alpha, keys, self.m_in, self.m_out)
         return _improve(self.how, learned, self.alpha, self.delta, inner, outer)
 
     def shared(self, message: PyTree) -> Params:

@@ -8,15 +8,15 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_choice, check_counts, check_learned_factor, check_step_sizes
-from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
 from perfedrl.algorithms.fine_tuned import fine_tune
-from perfedrl.algorithms.learned_adaptation import LEARNED, VARIANTS, Learned, first_factors, pair_of_batches
+from perfedrl.algorithms.learned_adaptation import LEARNED, VARIANTS, first_factors
 from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
-from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
+from perfedrl.estimators import Objective
 from perfedrl.types import Params
 
 
-class ProMP(ClippedLearner):
+class ProMP(AdaptedLearner):
     """Learn an initialization for one policy-gradient step, with several clipped steps on every pair of batches.
 
     In a local step an agent samples m_in trajectories, adapts, samples m_out trajectories with the adapted policy, and
@@ -80,18 +80,11 @@ class ProMP(ClippedLearner):
         self.annealing, self.learn_alpha = Annealing(anneal, schedule), learn_alpha
 
     @property
-    def trajectories_per_round(self) -> int:
-        return self.local_steps * (self.m_in + self.m_out)
-
-    @property
     def learns_step_size(self) -> bool:
         return self.learn_alpha != "no"
 
     def first_factors(self, params: Params) -> Params:
         return first_factors(params, self.learn_alpha)
-
-    def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
-        return pair_of_batches(agent, learned, self.alpha, keys, self.m_in, self.m_out, self.how.first_order)
 
     def personalize(
         self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 
 from perfedrl.algorithms.base import select
 from perfedrl.algorithms.checks import check_counts
-from perfedrl.algorithms.learned_adaptation import Learned, adapted
+from perfedrl.algorithms.learned_adaptation import Adaptation, Learned
 from perfedrl.errors import UserError
 from perfedrl.estimators import SampledBatch
 from perfedrl.estimators.tree_math import dot, ratio
@@ -21,7 +21,7 @@ Product = Callable[[Learned], Learned]
 
 
 @dataclass(frozen=True)
-class TrustRegion:
+class TrustRegion(Adaptation):
     """How the step is found: damping, iterations of conjugate gradients, most halvings of the step.
 
     With `first_order` the adaptation's gradient counts as constant when surrogate and divergence are differentiated.
@@ -53,7 +53,7 @@ def improve(
     """
 
     def adapt(new: Learned) -> Params:
-        return adapted(new, alpha, inner, how.first_order)
+        return how.adapted(new, alpha, inner)
 
     gradient, product = derivatives(how, learned, alpha, inner, outer)
     direction = natural_direction(product, gradient, how.iterations)
@@ -75,7 +75,7 @@ def derivatives(
     At the parameters of sampling the divergence has its minimum, so its Hessian in terms of what is learned is J^T F J,
     with the Fisher matrix F of the adapted policy and the Jacobian J of the adaptation: no third derivatives occur.
     """
-    after, jacobian = jax.linearize(lambda new: adapted(new, alpha, inner, how.first_order), learned)
+    after, jacobian = jax.linearize(lambda new: how.adapted(new, alpha, inner), learned)
     transposed = jax.linear_transpose(jacobian, learned)
     _, fisher = jax.linearize(jax.grad(outer.divergence), after)
 

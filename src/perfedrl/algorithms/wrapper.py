@@ -39,6 +39,7 @@ class Wrapper(Algorithm):
     step_sizes = delegated("inner")
     adaptation_step_size = delegated("inner")
     deployment_step_size = delegated("inner")
+    adaptation_step = delegated("inner")
     learns_step_size = delegated("inner")
     personalization_steps = delegated("inner")
     curvature_trajectories = delegated("inner")
@@ -84,7 +85,12 @@ def check_displacement(message: PyTree, upload: PyTree, what: str) -> None:
 
 
 def _shape(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    return jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)]
+    return jax.tree.structure(tree), shapes(tree)
+
+
+def shapes(tree: PyTree) -> list[tuple[int, ...]]:
+    """Return the shapes of the leaves of a tree."""
+    return [jnp.shape(x) for x in jax.tree.leaves(tree)]
 
 
 def check_only_parameters(algorithm: Algorithm, fleet: Fleet, policy: Any, what: str) -> None:
@@ -97,6 +103,6 @@ def check_only_parameters(algorithm: Algorithm, fleet: Fleet, policy: Any, what:
     start = jax.eval_shape(policy.init, jax.random.key(0))
     sent, own = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
     learned = own if inside.learns_step_size else start
-    if inside.uploads_auxiliaries or len({jax.tree.structure(sent), jax.tree.structure(learned)}) > 1:
+    if inside.uploads_auxiliaries or shapes(sent) != shapes(learned):
         name = type(inside).__name__
         raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")

@@ -14,7 +14,6 @@ from jaxtyping import PRNGKeyArray, Shaped
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask, PlayedTask, environment_part
 from perfedrl.errors import UserError
-from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
 from perfedrl.estimators.supervised import example_outcomes
 from perfedrl.experiments.agent_choice import ChosenAgent, choose_agent
@@ -143,7 +142,7 @@ def personalize(
     draw: int = 0,
     episodes: int = EPISODES,
 ) -> Personalized:
-    """Adapt a run's initialization to one agent by policy-gradient steps on that agent alone.
+    """Adapt a run's initialization to one agent by the adaptation steps of its algorithm, on that agent alone.
 
     The agent is a new one of the run's family with the given `settings` (or `goal`), one of the run's agents by number
     (training agents first, then held-out ones), or your own `task`; with both, a number says from which agent settings
@@ -200,7 +199,9 @@ def _personalized(
     if begin.attempts:  # so that a further step has trajectories of its own
         adaptation = jax.random.fold_in(adaptation, begin.attempts)
     adapt_agent, play = (_adapt, _play) if played else (_adapt_compiled, _play_compiled)
-    own = adapt_agent(experiment.agent, chosen.task, begin.params, step_size, adaptation, trajectories, steps)
+    own = adapt_agent(
+        experiment.algorithm, experiment.agent, chosen.task, begin.params, step_size, adaptation, trajectories, steps
+    )
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
         raise UserError(f"the agent's parameters became infinite; lower alpha, which is {alpha:g}")
@@ -284,12 +285,12 @@ def check_counts(**counts: int) -> None:
             raise UserError(f"{name} must be from 1 to {most}, got {count!r}")
 
 
-def _adapt(agent, task, theta, alpha, key, trajectories, steps):
-    """Take policy-gradient steps on a task."""
+def _adapt(algorithm, agent, task, theta, alpha, key, trajectories, steps):
+    """Take adaptation steps of an algorithm on a task."""
     objective = agent(task)
 
     def step(theta, key):
-        return adapt(objective, theta, alpha, key, trajectories), ()
+        return algorithm.adaptation_step(objective, theta, alpha, key, trajectories), ()
 
     return iterate(objective, step, theta, jax.random.split(key, steps))[0]
 
@@ -302,5 +303,5 @@ def _play(policy, task, params, key, episodes):
     return episode_outcomes(task, batch), environment_part(task, batch.obs)
 
 
-_adapt_compiled = jit(_adapt, static_argnums=(5, 6))
+_adapt_compiled = jit(_adapt, static_argnums=(6, 7))
 _play_compiled = jit(_play, static_argnums=4)

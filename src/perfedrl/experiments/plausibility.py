@@ -7,7 +7,7 @@ from typing import Any
 log = logging.getLogger("perfedrl")
 
 LARGEST, SMALLEST = 1e6, 1e-12
-MEANT_FOR_GAE = ("promp", "fedppo", "per-fedavg-trpo")
+MEANT_FOR_GAE = ("promp", "fedppo", "per-fedavg-trpo", "context")
 """Algorithms whose settings are meant for normalized advantages."""
 
 SWITCHES = ("clip", "limit", "largest")

@@ -2,6 +2,7 @@
 
 from perfedrl.policies.actor_critic import ActorCritic, actor_critic
 from perfedrl.policies.base import Policy, TablePolicy
+from perfedrl.policies.contextual import Contextual, context_mlp
 from perfedrl.policies.linear_gaussian import LinearGaussian, linear_gaussian
 from perfedrl.policies.mlp import GaussianMLP, MLPSoftmax, gaussian_mlp, mlp
 from perfedrl.policies.normalized import Normalized, normalized
@@ -17,11 +18,13 @@ POLICIES = registry(
     gaussian_mlp=gaussian_mlp,
     linear_gaussian=linear_gaussian,
     actor_critic=actor_critic,
+    context_mlp=context_mlp,
 )
 
 __all__ = [
     "POLICIES",
     "ActorCritic",
+    "Contextual",
     "GaussianMLP",
     "LinearGaussian",
     "LogLinearSoftmax",
@@ -32,6 +35,7 @@ __all__ = [
     "TablePolicy",
     "TableSoftmax",
     "actor_critic",
+    "context_mlp",
     "gaussian_mlp",
     "linear_gaussian",
     "log_linear",

@@ -72,6 +72,7 @@ class ActorCritic(Policy):
     states = probabilities = gain = None
     G = M = Lambda = regularity_within = None
     scaled = moment_fit = None
+    is_context = model_fit = None
 
     def init(self, key: PRNGKeyArray) -> Params:
         actor, critic = jax.random.split(key)

@@ -97,6 +97,17 @@ class Policy(eqx.Module):
     def moment_fit(self) -> Callable[[Params, Trajectory, Float[Array, "m T"]], Float[Array, ""]] | None:
         """Objective of the moments: `moment_fit(params, batch, returns)`, maximized along with the return."""
 
+    @default_property
+    def is_context(self) -> Callable[[Params], PyTree[bool]] | None:
+        """Which parameters are a context, the only ones that the algorithm 'context' adapts: `is_context(params)`."""
+
+    @default_property
+    def model_fit(self) -> Callable[[Params, Trajectory, str], Float[Array, ""]] | None:
+        """Minus the error of the model with which a context is adapted: `model_fit(params, batch, target)`.
+
+        `target` says what is predicted, "reward" or "dynamics".
+        """
+
     # Decisions outside of JAX.
 
     @default_property

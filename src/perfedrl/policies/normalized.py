@@ -91,6 +91,18 @@ class Normalized(Policy):
         return lambda params, batch, target: fit(params["policy"], self._seen(params, batch), target)
 
     @property
+    def is_context(self) -> Callable[[Params], PyTree[bool]] | None:
+        inner = self.policy.is_context
+        return None if inner is None else lambda params: self._is_context(inner, params)
+
+    @property
+    def model_fit(self) -> Callable[[Params, Trajectory, str], Float[Array, ""]] | None:
+        fit = self.policy.model_fit
+        if fit is None:
+            return None
+        return lambda params, batch, target: fit(params["policy"], self._seen(params, batch), target)
+
+    @property
     def in_numpy(self) -> Callable[[Params], Decide] | None:
         inner = self.policy.in_numpy
         return None if inner is None else lambda params: self._in_numpy(inner, params)
@@ -126,6 +138,10 @@ class Normalized(Policy):
 
     def _seen(self, params: Params, batch: Trajectory) -> Trajectory:
         return batch._replace(obs=self.seen(params, batch.obs))
+
+    def _is_context(self, inner: Any, params: Params) -> PyTree[bool]:
+        moments = jax.tree.map(lambda _: False, params[NORMALIZER])
+        return {"policy": inner(params["policy"]), NORMALIZER: moments}
 
     def _in_numpy(self, inner: Any, params: Params) -> Decide:
         decide = inner(params["policy"])

@@ -6,6 +6,7 @@ observations are vectors; `SightedPolicy` is a policy as the environment of one 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from perfedrl.envs.sight import Sight, settings_of, sight_of
 from perfedrl.errors import UserError
 from perfedrl.policies.base import Decide, Policy
 from perfedrl.policies.mlp import observation_size
-from perfedrl.saved_policies.decisions import appended
+from perfedrl.saved_policies.decisions import appended, decide_appended
 from perfedrl.saved_policies.descriptions import SightedDescription
 from perfedrl.types import Array, Noise, Params, Sampler, Trajectory
 
@@ -41,6 +42,7 @@ class SightedPolicy(Policy):
     divergence = delegated("policy")
     variance = delegated("policy")
     scaled = delegated("policy")
+    is_context = delegated("policy")
 
     # Members of policies over numbered states, of feedback on the state alone, and constants of the theory.
     states = probabilities = gain = None
@@ -87,13 +89,17 @@ class SightedPolicy(Policy):
         return None if fit is None else lambda params, batch, returns: fit(params, self._batch(batch), returns)
 
     @property
+    def model_fit(self) -> Callable[[Params, Trajectory, str], Float[Array, ""]] | None:
+        fit = self.policy.model_fit
+        return None if fit is None else lambda params, batch, target: fit(params, self._batch(batch), target)
+
+    @property
     def in_numpy(self) -> Callable[[Params], Decide] | None:
         inner = self.policy.in_numpy
         return None if inner is None else lambda params: self._in_numpy(inner(params))
 
     def _in_numpy(self, decide: Decide) -> Decide:
-        numbers = np.asarray(self.numbers)
-        return lambda obs, u: decide(appended(obs, numbers), u)
+        return partial(decide_appended, decide, np.asarray(self.numbers))
 
     @property
     def description(self) -> SightedDescription | None:

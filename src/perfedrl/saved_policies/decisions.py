@@ -125,7 +125,7 @@ class NormalizedInputs(Decisions):
 
 
 @dataclass(frozen=True)
-class SightedInputs(Decisions):
+class AppendedInputs(Decisions):
     """Decisions that see some numbers after every observation, always the same ones."""
 
     inner: Decisions
@@ -196,6 +196,16 @@ def appended(obs: Float[np.ndarray, "*m d"], numbers: Float[np.ndarray, " k"]) -
     """Return observations with some numbers after each."""
     more = np.broadcast_to(np.asarray(numbers, obs.dtype), (*obs.shape[:-1], len(numbers)))
     return np.concatenate([obs, more], axis=-1)
+
+
+def decide_appended(
+    decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    numbers: Float[np.ndarray, " k"],
+    obs: Float[np.ndarray, "n d"],
+    u: Float[np.ndarray, "n k"],
+) -> Shaped[np.ndarray, "n ..."]:
+    """Decide on observations with some numbers after each."""
+    return decide(appended(obs, numbers), u)
 
 
 def standard_deviation(mean: Any, square: Any, xp: Any) -> Any:

@@ -14,11 +14,11 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from perfedrl.errors import UserError
 from perfedrl.saved_policies.decisions import (
+    AppendedInputs,
     Decisions,
     Gaussian,
     NormalizedInputs,
     SeveralSoftmaxes,
-    SightedInputs,
     Softmax,
     feedback,
     gaussian_std,
@@ -197,6 +197,34 @@ class ActorCriticDescription(FileTable):
         return self.actor.decisions(params.part("actor"))
 
 
+class ContextualDescription(FileTable):
+    """A policy that sees a context after each observation; the model that adapts the context makes no decision."""
+
+    name: Literal["Contextual"] = Field(default="Contextual", repr=False)
+    context_size: PositiveInt
+    policy: "Description"
+
+    states: ClassVar[None] = None
+    """The number of states, where observations are their numbers."""
+
+    @model_validator(mode="after")
+    def _check_size(self) -> "ContextualDescription":
+        if self.policy.observation_size is None or self.policy.observation_size <= self.context_size:
+            raise ValueError(
+                f"expected a policy with more than {self.context_size} inputs, got {self.policy.observation_size}"
+            )
+        return self
+
+    @property
+    def observation_size(self) -> int:
+        """The length of an observation, without the context."""
+        return (self.policy.observation_size or 0) - self.context_size
+
+    def decisions(self, params: Parameters) -> Decisions:
+        inner = self.policy.decisions(params.part("policy"))
+        return AppendedInputs(inner, params.part("context").whole((self.context_size,)))
+
+
 class NormalizedDescription(FileTable):
     """A policy with normalized observations, of which the first `observations` components are, or rewards alone."""
 
@@ -253,7 +281,7 @@ class SightedDescription(FileTable):
         return (self.policy.observation_size or 0) - len(self.numbers)
 
     def decisions(self, params: Parameters) -> Decisions:
-        return SightedInputs(self.policy.decisions(params), np.asarray(self.numbers, np.float32))
+        return AppendedInputs(self.policy.decisions(params), np.asarray(self.numbers, np.float32))
 
 
 Description = Annotated[
@@ -264,10 +292,12 @@ Description = Annotated[
     | GaussianMLPDescription
     | LinearGaussianDescription
     | ActorCriticDescription
+    | ContextualDescription
     | NormalizedDescription
     | SightedDescription,
     Field(discriminator="name"),
 ]
 ActorCriticDescription.model_rebuild()
+ContextualDescription.model_rebuild()
 NormalizedDescription.model_rebuild()
 SightedDescription.model_rebuild()

@@ -12,7 +12,6 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.algorithms import Algorithm
 from perfedrl.envs.base import environment_part
 from perfedrl.errors import UserError
-from perfedrl.estimators import adapt
 from perfedrl.estimators.meta import iterate
 from perfedrl.simulation.evaluation import Evaluation, Outcomes
 from perfedrl.types import Array, Params
@@ -76,7 +75,7 @@ def step_by_step(
     task: Any,
     key: PRNGKeyArray,
 ) -> dict[str, Float[Array, " steps"]]:
-    """One agent's outcomes before adaptation and after each of `steps` policy-gradient steps from m trajectories each.
+    """One agent's outcomes before adaptation and after each of `steps` adaptation steps from m trajectories each.
 
     All are measured over the same episodes, which no step uses. The step size is `alpha`, or by default the
     algorithm's step size at deployment.
@@ -86,7 +85,7 @@ def step_by_step(
     step_size = deployed_step_size(algorithm, message) if alpha is None else alpha
 
     def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
-        theta = adapt(objective, theta, step_size, key, m)
+        theta = algorithm.adaptation_step(objective, theta, step_size, key, m)
         return theta, evaluation.outcomes(task, theta, episodes)
 
     _, after = iterate(objective, step, theta, jax.random.split(adaptation, steps))

@@ -1,0 +1,161 @@
+"""Context adaptation: a few parameters adapt, by a model's error or by the return; clipped steps learn the rest.
+
+The adapted part is that of CAVIA (Zintgraf et al., 2019); the steps on a batch are those of `promp`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms.annealing import Annealing
+from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes, with_trajectories
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
+from perfedrl.algorithms.learned_adaptation import VARIANTS, Learned, adapt_compiled
+from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
+from perfedrl.envs.fleet import Fleet
+from perfedrl.errors import UserError
+from perfedrl.estimators import Objective, SampledBatch
+from perfedrl.types import Array, Params, Scalar
+
+TARGETS = {"reward-model": "reward", "dynamics-model": "dynamics", "return": None}
+"""Losses of the adaptation, and what a model predicts for them; None where there is no model."""
+
+
+@dataclass(frozen=True)
+class ContextSteps(ClippedSteps):
+    """Clipped steps around an adaptation of the context alone.
+
+    The adaptation takes `adaptation_steps` steps along the gradient of `fit` on one batch. The outer objective has the
+    model's fit on the outer batch beside the clipped surrogate, weighted with `model_weight`.
+    """
+
+    inner_loss: str = "reward-model"
+    adaptation_steps: int = 1
+    model_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("inner_loss", self.inner_loss, tuple(TARGETS))
+        check_counts(adaptation_steps=self.adaptation_steps)
+        if not 0 <= self.model_weight < float("inf"):
+            raise UserError(f"model_weight must be a finite number >= 0; it is {self.model_weight}")
+
+    def fit(self, theta: Params, batch: SampledBatch) -> Float[Array, ""]:
+        """Return what the adaptation maximizes on a batch: minus the model's error, or the return's surrogate."""
+        target = TARGETS[self.inner_loss]
+        return batch.surrogate(theta) if target is None else batch.policy.model_fit(theta, batch.trajectories, target)
+
+    def adapted(self, learned: Learned, alpha: Scalar, inner: SampledBatch | None) -> Params:
+        """Return the parameters with an adapted context; all others are unchanged."""
+        if inner is None:
+            return learned.theta
+        context, rest = eqx.partition(learned.theta, inner.policy.is_context(learned.theta))
+
+        def fit(context: Params) -> Float[Array, ""]:
+            return self.fit(eqx.combine(context, rest), inner)
+
+        def step(context: Params, _: None) -> tuple[Params, None]:
+            g = jax.grad(fit)(context)
+            return optax.tree.add_scale(context, alpha, jax.lax.stop_gradient(g) if self.first_order else g), None
+
+        context, _ = jax.lax.scan(step, context, length=self.adaptation_steps)
+        return eqx.combine(context, rest)
+
+    def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
+        """Return the clipped surrogate plus the weighted fit of the model, both on the outer batch."""
+        found = super().objective(theta, outer)
+        if TARGETS[self.inner_loss] is None or not self.model_weight:
+            return found
+        return found + self.model_weight * self.fit(theta, outer)
+
+
+class ContextAdaptation(AdaptedLearner):
+    """Learn a policy and a model such that adapting a small context z personalizes the policy.
+
+    In a local step an agent samples m_in trajectories, takes `adaptation_steps` steps of size alpha with z on them,
+    samples m_out trajectories with the adapted z, and improves all parameters on both batches as in `ProMP`. The policy
+    must have a context, as 'context-mlp' has.
+
+    - `inner_loss`: z descends the mean squared error of the policy's model of rewards ("reward-model") or of changes of
+      the observation ("dynamics-model"), or ascends the policy gradient ("return", CAVIA's).
+    - `model_weight`: the weight of minus that error, on the second batch, in the objective of all parameters.
+    - `variant`: "differentiated" differentiates through the adaptation; "first-order" takes its gradient as constant,
+      so that the model is not trained to give useful gradients.
+
+    The other settings are those of `ProMP`. Use it with `advantage = "gae"`.
+    """
+
+    alpha: Any
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    m_in: int = eqx.field(static=True)
+    m_out: int = eqx.field(static=True)
+    how: ContextSteps = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        local_steps: int = 1,
+        m_in: int = 20,
+        m_out: int = 20,
+        epochs: int = 5,
+        clip_ratio: float = 0.3,
+        divergence_weight: float = 5e-4,
+        stop_divergence: float = 0.05,
+        inner_loss: Literal["reward-model", "dynamics-model", "return"] = "reward-model",
+        model_weight: float = 0.5,
+        adaptation_steps: int = 1,
+        variant: Literal["first-order", "differentiated"] = "differentiated",
+        optimizer: str = "adam",
+        optimizer_settings: Mapping[str, Any] | None = None,
+        optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
+        anneal: int | None = None,
+        schedule: Literal["linear", "cosine"] = "linear",
+    ):
+        check_choice("variant", variant, VARIANTS)
+        check_step_sizes(alpha, beta)
+        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
+        self.how = ContextSteps(
+            LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings),
+            epochs,
+            clip_ratio,
+            stop_divergence,
+            divergence_weight,
+            variant == "first-order",
+            inner_loss,
+            adaptation_steps,
+            model_weight,
+        )
+        self.annealing = Annealing(anneal, schedule)
+
+    def first_factors(self, params: Params) -> Params:
+        return ()
+
+    def check_supports(self, fleet: Fleet, policy: Any) -> None:
+        """Require episodes, and a policy with a context and, where the adaptation uses it, a model."""
+        if policy.is_context is None or (TARGETS[self.how.inner_loss] is not None and policy.model_fit is None):
+            raise UserError(
+                f"the algorithm 'context' adapts a policy's context, which {type(policy).__name__} does not have: "
+                "set the policy to 'context-mlp', or take 'promp', which adapts all parameters"
+            )
+        super().check_supports(fleet, policy)
+
+    def adaptation_step(self, agent: Objective, theta: Params, alpha: Any, key: PRNGKeyArray, m: int) -> Params:
+        """Adapt the context on m trajectories, in `adaptation_steps` steps of size alpha."""
+        if m == 0:
+            return theta
+        inner = with_trajectories(agent, type(self).__name__).batch(theta, key, m)
+        return adapt_compiled(self.how, Learned(theta, ()), alpha, inner)
+
+    def personalize(
+        self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int
+    ) -> Params:
+        return self.adaptation_step(agent, self.shared(message), self.alpha, key, m)
