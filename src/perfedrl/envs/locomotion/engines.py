@@ -75,9 +75,7 @@ class Episodes(NamedTuple):
             raise UserError(f"engine = {self.engine!r} is unknown{nearest(self.engine, ['gymnasium', *ENGINES])}")
         if self.processes or self.parallel != PARALLEL:
             name = "processes" if self.processes else "parallel"
-            raise UserError(
-                f"{name} is for engine = 'gymnasium', which plays in Python; {self.engine!r} has no use of it"
-            )
+            raise UserError(f"{name} is for engine = 'gymnasium', which plays in Python; remove it for {self.engine!r}")
         ENGINES[self.engine].check()
         check_episode(self.horizon, self.discount)
 
