@@ -144,6 +144,8 @@ def test_new_agents_are_made_from_settings():
     fleet = ENVS["hopper-mass"](engine="mjx", agents=2, held_out=0, vary=["body_mass", "geom_friction"])
     again = fleet.new_agents.task(fleet, {}, like=1)
     jax.tree.map(np.testing.assert_array_equal, again, fleet.task(1))
+    assert set(again.settings) == {"body_mass", "geom_friction"}
+    assert set(ENVS["half-cheetah-dir"](engine="mjx").task(0).settings) == {"direction"}
     mass = [2.0] * 5
     other = fleet.new_agents.task(fleet, {"body_mass": mass}, like=1)
     plain = ENVS["hopper-mass"](agents=1, held_out=0).task(0).recipe

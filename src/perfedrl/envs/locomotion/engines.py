@@ -77,10 +77,8 @@ class Episodes(NamedTuple):
         if self.engine not in ENGINES:
             raise UserError(f"engine = {self.engine!r} is unknown{nearest(self.engine, ['gymnasium', *ENGINES])}")
         played = {"processes": self.processes, "parallel": self.parallel != PARALLEL, "workers": self.workers != "auto"}
-        for name in (name for name, given in played.items() if given):
-            raise UserError(
-                f"{name} is for engine = 'gymnasium', which plays in Python; {self.engine!r} has no use of it"
-            )
+        if name := next((name for name, given in played.items() if given), None):
+            raise UserError(f"{name} is for engine = 'gymnasium', which plays in Python; remove it for {self.engine!r}")
         ENGINES[self.engine].check()
         check_episode(self.horizon, self.discount)
 

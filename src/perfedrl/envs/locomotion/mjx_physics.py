@@ -70,6 +70,11 @@ class MjxPhysics(Physics):
     def timestep(self) -> float:
         return plain(self.body).opt.timestep
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The parts of the model that were multiplied."""
+        return {name: np.asarray(x) for name, x in self.model.items() if name not in DERIVED}
+
     def start(self, qpos: Float[Array, " nq"], qvel: Float[Array, " nv"]) -> BodyState:
         state = BodyState(qpos, qvel, solver=jnp.zeros_like(qvel))
         if self.body != "ant":

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, PyTree, Shaped
 
 from perfedrl.contracts import default_property, undefined
-from perfedrl.envs.base import Task
+from perfedrl.envs.base import Task, leaves_by_path
 from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.envs.locomotion.outcomes import arriving, running, upright, walking
 from perfedrl.gym_environment import mujoco_worlds as worlds
@@ -68,6 +68,11 @@ class Physics(eqx.Module):
         """The seconds of one step of the physics. Required."""
         raise undefined(self, "timestep", "perfedrl.envs.locomotion.tasks.Physics")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The numbers that describe this body in tables, by name."""
+        return leaves_by_path(self)
+
     @abstractmethod
     def start(self, qpos: Float[Array, " nq"], qvel: Float[Array, " nv"]) -> BodyState:
         """Return the state at the start of an episode, in the precision of `qpos`."""
@@ -106,6 +111,12 @@ class LocomotionTask(Task):
     def seconds(self) -> float:
         """The duration of a decision."""
         return self.frame_skip * self.physics.timestep
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the agent is asked to do, and the numbers that describe its body."""
+        own = {name: x for name, x in leaves_by_path(self).items() if not name.startswith("physics.")}
+        return {**own, **self.physics.settings}
 
     def reset(self, u: Noise) -> BodyState:
         rest = jnp.asarray(self.physics.rest, u.dtype)

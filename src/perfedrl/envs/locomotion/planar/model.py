@@ -1,8 +1,8 @@
 """Numbers of a planar body, read from MuJoCo's model of it.
 
-The plane has the coordinates x (forward) and z (up); angles turn z into x, as rotations about MuJoCo's y axis do. A body
-is a tree of parts. The root part slides along x and z and turns; every other part turns on a hinge. Degree of freedom
-0 is the root's x, 1 its z, and b + 2 the hinge of part b.
+The plane has the coordinates x (forward) and z (up); angles turn z into x, as rotations about MuJoCo's y axis do. A
+body is a tree of parts. The root part slides along x and z and turns; every other part turns on a hinge. Degree of
+freedom 0 is the root's x, 1 its z, and b + 2 the hinge of part b.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ class Softness(NamedTuple):
     midpoint: float
 
 
-class Point(NamedTuple):
+class FloorPoint(NamedTuple):
     """A sphere at the end of a capsule, which touches the floor: its part, place from the part's hinge, and radius."""
 
     part: int
@@ -80,7 +80,7 @@ class PlanarModel(NamedTuple):
     armature: tuple[float, ...]
     gears: tuple[tuple[int, float], ...]
     """The degree of freedom of each motor, and its force at control 1."""
-    points: tuple[Point, ...]
+    points: tuple[FloorPoint, ...]
     limits: tuple[Limit, ...]
     contact_softness: Softness
     limit_softness: Softness
@@ -109,7 +109,7 @@ def read_model(m: Any) -> PlanarModel:
     """Read a planar body from MuJoCo's model."""
     floor = int(np.flatnonzero(m.geom_type == PLANE)[0])
     parts, capsules = range(1, m.nbody), [g for g in range(m.ngeom) if g != floor]
-    own = {b: [j for j in range(m.njnt) if m.jnt_bodyid[j] == b and m.jnt_type[j] == HINGE][0] for b in parts}
+    own = {b: next(j for j in range(m.njnt) if m.jnt_bodyid[j] == b and m.jnt_type[j] == HINGE) for b in parts}
     check_planar(m, floor, own)
     limited = [j for j in range(m.njnt) if m.jnt_limited[j]]
     ends = [(g, side) for g in capsules for side in (1, -1)]
@@ -142,7 +142,7 @@ def read_model(m: Any) -> PlanarModel:
         armature=numbers(m.dof_armature),
         gears=tuple((int(m.actuator_trnid[u, 0]), float(m.actuator_gear[u, 0])) for u in range(m.nu)),
         points=tuple(
-            Point(b - 1, *from_hinge(b, capsule_end(m, g, side)), float(m.geom_size[g, 0]))
+            FloorPoint(b - 1, *from_hinge(b, capsule_end(m, g, side)), float(m.geom_size[g, 0]))
             for (g, side), b in zip(ends, bodies, strict=True)
         ),
         limits=tuple(Limit(j, *numbers(m.jnt_range[j])) for j in limited),

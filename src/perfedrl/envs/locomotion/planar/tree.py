@@ -1,9 +1,9 @@
 """Kinematics and linear algebra of a tree of parts in a plane.
 
-Every quantity is a scalar, so that a batch of bodies is an array per quantity and all arithmetic is elementwise. A *twist*
-(turn, x, z) is the motion of a part: its angular velocity, and the velocity of the point of it that is at the root's
-hinge. A *wrench* (torque, x, z) is a force with its torque about that hinge. A symmetric 3 x 3 matrix that maps twists to
-wrenches has six entries, in the order of `TABLE`.
+Every quantity is a scalar, so that a batch of bodies is an array per quantity and all arithmetic is elementwise. A
+*twist* (turn, x, z) is the motion of a part: its angular velocity, and the velocity of the point of it that is at the
+root's hinge. A *wrench* (torque, x, z) is a force with its torque about that hinge. A symmetric 3 x 3 matrix that maps
+twists to wrenches has six entries, in the order of `TABLE`.
 """
 
 from collections.abc import Sequence
