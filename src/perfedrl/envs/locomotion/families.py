@@ -1,7 +1,8 @@
 """Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. All agents are determined by `seed`. With `engine` "gymnasium" they are
-played in Python on all cores, or by `workers` processes; with "planar" and "mjx" they are compiled. docs/locomotion.md has the formulas, their sources and the departures from them.
+An episode has 100 decisions. All agents are determined by `seed`. With `engine` "gymnasium" episodes are played in
+Python on all cores, or by `workers` processes; with "planar" and "mjx" they are compiled. docs/locomotion.md has the
+formulas, their sources and the departures from them.
 """
 
 from collections.abc import Sequence

@@ -34,9 +34,6 @@ EULER, CAPSULE = 0, 3
 TINY = 1e-6
 """The length below which a vector has no direction."""
 
-LARGEST = 1e10
-"""MuJoCo starts anew from rest where a number of a state is larger, or none; so do bodies here, after each decision."""
-
 
 def mjx() -> Any:
     """Import MJX, an optional dependency, without what it prints about packages that it does not need."""
@@ -92,9 +89,7 @@ class MjxPhysics(Physics):
             forces = mjx().rne_postconstraint(model, data)._impl.cfrc_ext
             after = after._replace(torso=data.xpos[1], contact_forces=forces)
         after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, state)
-        sane = jnp.all(jnp.abs(jnp.concatenate([after.qpos, after.qvel, after.solver])) <= LARGEST)
-        anew = self.start(jnp.asarray(self.rest, state.qpos.dtype), jnp.zeros_like(state.qvel))
-        return jax.tree.map(lambda x, y: jnp.where(sane, x, y), after, anew)
+        return self.anew_where_invalid(after)
 
 
 def mjx_physics(body: str, factors: Mapping[str, Any]) -> MjxPhysics:

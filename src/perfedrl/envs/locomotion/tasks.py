@@ -8,6 +8,7 @@ from abc import abstractmethod
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, PyTree, Shaped
@@ -26,6 +27,9 @@ SURVIVAL = 1.0
 
 EFFORT = {"ant": 0.5, "hopper": 1e-3, "walker": 1e-3}
 """Gymnasium's cost of squared actions; `worlds.CONTROL` has the others."""
+
+LARGEST = 1e10
+"""MuJoCo starts anew from rest where a number of a state is larger, or none; so do bodies here, after each decision."""
 
 CONTACT = 5e-4
 """Cost of squared contact forces, each clipped to [-1, 1]."""
@@ -80,6 +84,13 @@ class Physics(eqx.Module):
     @abstractmethod
     def advance(self, state: BodyState, control: Float[Array, " motors"], steps: int) -> BodyState:
         """Return the state after some steps under constant control, with the structure and precision of `state`."""
+
+    def anew_where_invalid(self, state: BodyState) -> BodyState:
+        """Return a state, or one at rest where a number of it is too large or none."""
+        numbers = jnp.concatenate([state.qpos, state.qvel, *jax.tree.leaves(state.solver)])
+        anew = self.start(jnp.asarray(self.rest, state.qpos.dtype), jnp.zeros_like(state.qvel))
+        valid = jnp.all(jnp.abs(numbers) <= LARGEST)
+        return jax.tree.map(lambda x, y: jnp.where(valid, x, y), state, anew)
 
 
 class LocomotionTask(Task):

@@ -4,8 +4,9 @@ Of all accelerations a, the body takes the one that minimizes
 
     1/2 (a - a_free)^T M (a - a_free) + 1/2 sum over rows of weight * min(row . a - target, 0)^2
 
-A limit is one row. A contact with friction mu has the four edges of a pyramid: normal + mu tangent, normal - mu tangent,
-and twice the normal alone, since nothing moves across the plane. Newton's method with a line search finds the minimum.
+A limit is one row. A contact with friction mu has the four edges of a pyramid: normal + mu tangent, normal - mu
+tangent, and twice the normal alone, since nothing moves across the plane. Newton's method with a line search finds the
+minimum.
 """
 
 from collections.abc import Sequence
@@ -150,7 +151,7 @@ def forces(model: PlanarModel, at: Pose, rows: Constraints, found: Violations) -
         one, other, plain = (jnp.minimum(edge, 0.0) for edge in edges(contact, pair))
         lift, slide = -contact.weight * (one + other + 2 * plain), -contact.weight * contact.friction * (one - other)
         wrench = (contact.z * slide - contact.x * lift, slide, lift)
-        wrenches[contact.part] = plus(wrenches[contact.part], wrench)  # type: ignore[assignment]
+        wrenches[contact.part] = plus(wrenches[contact.part], wrench)
     total = generalized(model, at, wrenches)
     for stop, y in zip(rows.stops, found.stops, strict=True):
         total[stop.dof] = total[stop.dof] - stop.weight * stop.side * jnp.minimum(y, 0.0)
@@ -165,8 +166,8 @@ def hessian(model: PlanarModel, at: Pose, inertias: Sequence[Six], rows: Constra
         zz, xz, xx = one + other + 2 * plain, contact.friction * (one - other), contact.friction**2 * (one + other)
         turn_x, turn_z = contact.z * xx - contact.x * xz, contact.z * xz - contact.x * zz
         stiffness = (contact.z * turn_x - contact.x * turn_z, turn_x, turn_z, xx, xz, zz)
-        parts[contact.part] = plus(parts[contact.part], stiffness)  # type: ignore[assignment]
-    diagonal = list(model.armature)
+        parts[contact.part] = plus(parts[contact.part], stiffness)
+    diagonal: list[Scalar] = list(model.armature)
     for stop, y in zip(rows.stops, found.stops, strict=True):
         diagonal[stop.dof] = diagonal[stop.dof] + jnp.where(y < 0, stop.weight, 0.0)
     return projected(model, at, parts, diagonal)

@@ -32,6 +32,7 @@ from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.types import Array
 
 PLANAR = ("half-cheetah", "walker")
+MULTIPLIED = ("mass", "inertia", "damping", "friction")
 
 State = tuple[tuple[Scalar, ...], tuple[Scalar, ...]]
 """Positions and velocities."""
@@ -64,14 +65,16 @@ class PlanarPhysics(Physics):
         """The body with this agent's numbers."""
         return plain(self.body) if self.varied is None else plain(self.body)._replace(varied=self.varied)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The numbers of the body that factors multiply, where it has any."""
+        return {} if self.varied is None else {name: getattr(self.varied, name) for name in MULTIPLIED}
+
     def start(self, qpos: Float[Array, " nq"], qvel: Float[Array, " nv"]) -> BodyState:
         return BodyState(qpos, qvel)
 
     def advance(self, state: BodyState, control: Float[Array, " motors"], steps: int) -> BodyState:
-        model, kind = self.model, state.qpos.dtype
-        model = model._replace(
-            varied=jax.tree.map(lambda x: jnp.asarray(x, kind) if eqx.is_array(x) else x, model.varied)
-        )
+        model = in_precision(self.model, state.qpos.dtype)
         step = runge_kutta if model.runge_kutta else euler
         motors = [0.0] * model.dofs
         for (dof, gear), u in zip(model.gears, control, strict=True):
@@ -81,7 +84,12 @@ class PlanarPhysics(Physics):
             return step(model, *now, motors)
 
         qpos, qvel = jax.lax.fori_loop(0, steps, once, (tuple(state.qpos), tuple(state.qvel)))
-        return BodyState(jnp.stack(qpos), jnp.stack(qvel))
+        return self.anew_where_invalid(BodyState(jnp.stack(qpos), jnp.stack(qvel)))
+
+
+def in_precision(model: PlanarModel, kind: Any) -> PlanarModel:
+    """Convert the numbers that differ between agents to a precision; plain numbers take that of the state."""
+    return model._replace(varied=Varied(*(x if isinstance(x, tuple) else jnp.asarray(x, kind) for x in model.varied)))
 
 
 class Motion(NamedTuple):
@@ -167,9 +175,9 @@ def planar_physics(body: str, factors: Mapping[str, Any]) -> PlanarPhysics:
     if not factors:
         return PlanarPhysics(body)
     env = worlds.with_factors(worlds.make(worlds.BODIES[body]), factors)
-    varied = jax.tree.map(np.asarray, read_model(env.model).varied, is_leaf=lambda x: isinstance(x[0], float))
+    varied = read_model(env.model).varied
     env.close()
-    return PlanarPhysics(body, varied)
+    return PlanarPhysics(body, Varied(*map(np.asarray, varied)))
 
 
 @lru_cache

@@ -85,7 +85,7 @@ def twists(model: PlanarModel, at: Pose, x: Sequence[Scalar]) -> list[Triple]:
     found: list[Triple] = []
     for b, parent in enumerate(model.parents):
         own = tuple(axis * x[b + 2] for axis in at.axes[b + 2])
-        found.append(plus(found[parent] if parent >= 0 else (0.0, x[0], x[1]), own))  # type: ignore[arg-type]
+        found.append(plus(found[parent] if parent >= 0 else (0.0, x[0], x[1]), own))
     return found
 
 
