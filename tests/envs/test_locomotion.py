@@ -195,7 +195,7 @@ def test_configs_of_cheetahs_take_the_decisions_that_they_say(name):
     trajectories = config.algorithm["m_in"] + config.algorithm["m_out"]
     assert config.rounds * config.fleet["agents"] * trajectories * (config.fleet["horizon"] + 1) == 16e6
     assert "16 million decisions" in file.read_text()
-    assert config.algorithm["anneal"] == config.rounds
+    assert config.server.anneal == config.rounds
 
 
 def test_outcomes_of_locomotion_tasks_by_hand():
