@@ -60,7 +60,6 @@ def test_the_rate_falls_over_rounds_to_a_twentieth():
     """Plain steps at rate 2, annealed over two rounds: rates 2, 2 - 0.95, and a tenth from then on."""
     steps = np.diff(walk("sgd", 2.0, anneal=2), axis=0, prepend=np.zeros((1, 3)))
     np.testing.assert_allclose(steps, MOVES * [[2.0], [1.05], [0.1]], atol=1e-6)
-    np.testing.assert_array_equal(walk("adam", 0.1, anneal=10**9), walk("adam", 0.1))
     with pytest.raises(UserError, match="schedule = 'cosine' needs anneal"):
         FedOpt(INNER, "adam", 0.1, schedule="cosine")
 
