@@ -1,4 +1,4 @@
-"""Locomotion tasks in JAX against Gymnasium's environments, on states that MuJoCo computes; no physics is compiled."""
+"""Locomotion tasks in JAX against Gymnasium's environments, on states that MuJoCo computes; only the last test compiles physics."""
 
 import jax
 import numpy as np
@@ -9,6 +9,7 @@ pytest.importorskip("gymnasium")
 pytest.importorskip("mujoco")
 pytest.importorskip("mujoco.mjx")
 
+import perfedrl as pf
 from perfedrl.envs import ENVS, played_in_python
 from perfedrl.envs.locomotion.tasks import BodyState
 from perfedrl.errors import UserError
@@ -18,6 +19,31 @@ NAMES = ("half-cheetah-dir", "half-cheetah-vel", "ant-dir", "ant-goal", "hopper-
 MORE = {"half-cheetah-vel": {"frame_skip": 2, "velocity_scale": 0.1}}
 """Settings that the other families do not have."""
 NEAR = {"rtol": 1e-12, "atol": 1e-12}
+CONFIG = """
+name = "bodies"
+rounds = 1
+seeds = 2
+
+[fleet]
+env = "half-cheetah-dir"
+engine = "ENGINE"
+horizon = 3
+
+[policy]
+name = "gaussian-mlp"
+hidden = [4]
+
+[algorithm]
+name = "fedavg-pg"
+alpha = 1e-3
+beta = 1e-3
+m = 2
+
+[evaluation]
+name = "monte-carlo"
+trajectories = 0
+episodes = 2
+"""
 
 
 def twins(name, **settings):
@@ -168,3 +194,11 @@ def test_new_agents_are_made_from_settings():
 def test_invalid_settings_of_engines_are_rejected(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         ENVS["hopper-mass"](**settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["mjx", "planar"])
+def test_a_fleet_that_compiles_trains_in_one_program(tmp_path, engine):
+    config = tmp_path / "bodies.toml"
+    config.write_text(CONFIG.replace("ENGINE", engine))
+    assert np.isfinite(pf.train(config, tmp_path / "runs").history.before).all()

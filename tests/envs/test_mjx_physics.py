@@ -16,7 +16,6 @@ pytest.importorskip("gymnasium")
 pytest.importorskip("mujoco")
 pytest.importorskip("mujoco.mjx")
 
-import perfedrl as pf
 from perfedrl.compilation import jit
 from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion import mjx_physics
@@ -28,31 +27,6 @@ from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.policies import POLICIES
 
 ONE, TWENTY = 1e-9, 1e-7
-CONFIG = """
-name = "mjx"
-rounds = 1
-seeds = 2
-
-[fleet]
-env = "half-cheetah-dir"
-engine = "mjx"
-horizon = 3
-
-[policy]
-name = "gaussian-mlp"
-hidden = [4]
-
-[algorithm]
-name = "fedavg-pg"
-alpha = 1e-3
-beta = 1e-3
-m = 2
-
-[evaluation]
-name = "monte-carlo"
-trajectories = 2
-episodes = 2
-"""
 SLOW = [pytest.param(body, marks=pytest.mark.slow) for body in ("ant", "hopper", "walker")]
 
 
@@ -159,14 +133,6 @@ def test_episodes_keep_the_contract_of_tasks(name):
         action, none = (jax.ShapeDtypeStruct((n,), np.float32) for n in (task.action_size, 0))
         after, *_ = jax.eval_shape(task.step, before, action, none)
     assert before == after
-
-
-@pytest.mark.slow
-def test_a_fleet_in_mjx_trains_in_one_program(tmp_path):
-    config = tmp_path / "mjx.toml"
-    config.write_text(CONFIG)
-    history = pf.train(config, tmp_path / "runs").history
-    assert np.isfinite(history.after).all()
 
 
 def test_without_mjx_the_error_names_the_extra_to_install(monkeypatch):

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import perfedrl as pf
 from perfedrl.compilation import jit
 from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion.planar import PlanarPhysics, planar_physics
@@ -24,31 +23,6 @@ pytest.importorskip("gymnasium")
 mujoco = pytest.importorskip("mujoco")
 
 ONE_STEP = 1e-9
-CONFIG = """
-name = "planar"
-rounds = 1
-seeds = 2
-
-[fleet]
-env = "half-cheetah-dir"
-engine = "planar"
-horizon = 3
-
-[policy]
-name = "gaussian-mlp"
-hidden = [4]
-
-[algorithm]
-name = "fedavg-pg"
-alpha = 1e-3
-beta = 1e-3
-m = 2
-
-[evaluation]
-name = "monte-carlo"
-trajectories = 0
-episodes = 2
-"""
 
 
 def recorded(model, steps):
@@ -128,13 +102,6 @@ def test_bodies_that_the_equations_do_not_cover_are_rejected():
     with pytest.raises(ValueError, match="parts that touch only the floor"):
         read_model(env.model)
     env.close()
-
-
-@pytest.mark.slow
-def test_a_fleet_of_planar_bodies_trains_in_one_program(tmp_path):
-    config = tmp_path / "planar.toml"
-    config.write_text(CONFIG)
-    assert np.isfinite(pf.train(config, tmp_path / "runs").history.after).all()
 
 
 @pytest.mark.slow

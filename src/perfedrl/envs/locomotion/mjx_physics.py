@@ -17,16 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from perfedrl.envs.locomotion.tasks import BodyState, Physics
+from perfedrl.envs.locomotion.tasks import RUNGE_KUTTA, BodyState, Physics
 from perfedrl.errors import UserError
 from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.types import Array
 
 DERIVED = ("body_subtreemass", "body_invweight0", "dof_invweight0")
 """Constants of a model that MuJoCo computes from masses, inertias and damping, and MJX uses."""
-
-STAGES = ((0.0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1.0, 1 / 6))
-"""The classical Runge-Kutta method: how far each stage goes along the previous slope, and its weight."""
 
 EULER, CAPSULE = 0, 3
 """MuJoCo's numbers of the semi-implicit Euler method (other bodies have the Runge-Kutta method) and of a capsule."""
@@ -148,7 +145,7 @@ def runge_kutta(model: Any, data: Any) -> Any:
         return ((moving, changing), (moved + b * moving, changed + b * changing), data), None
 
     zero = (none, none)
-    (_, (moved, changed), data), _ = jax.lax.scan(stage, (zero, zero, data), jnp.asarray(STAGES, qvel.dtype))
+    (_, (moved, changed), data), _ = jax.lax.scan(stage, (zero, zero, data), jnp.asarray(RUNGE_KUTTA, qvel.dtype))
     after = {"qpos": displaced(qpos, h * moved), "qvel": qvel + h * changed, "qacc_warmstart": data.qacc}
     return data.replace(**after)
 

@@ -35,6 +35,10 @@ CONTACT = 5e-4
 """Cost of squared contact forces, each clipped to [-1, 1]."""
 
 
+RUNGE_KUTTA = ((0.0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1.0, 1 / 6))
+"""The classical method of fourth order: how far each stage goes along the slope of the previous one, and its weight."""
+
+
 class BodyState(NamedTuple):
     """The state of a body between two decisions."""
 

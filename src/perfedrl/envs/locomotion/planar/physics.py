@@ -26,7 +26,7 @@ from perfedrl.envs.locomotion.planar.tree import (
     solved,
     swung,
 )
-from perfedrl.envs.locomotion.tasks import BodyState, Physics
+from perfedrl.envs.locomotion.tasks import RUNGE_KUTTA, BodyState, Physics
 from perfedrl.errors import UserError
 from perfedrl.gym_environment import mujoco_worlds as worlds
 from perfedrl.types import Array
@@ -141,10 +141,6 @@ def euler(model: PlanarModel, q: Sequence[Scalar], v: Sequence[Scalar], motors: 
     return moved(q, h, v), v
 
 
-STAGES = ((0.0, 1 / 6), (0.5, 1 / 3), (0.5, 1 / 3), (1.0, 1 / 6))
-"""The classical Runge-Kutta method: how far each stage goes along the slope of the previous one, and its weight."""
-
-
 def runge_kutta(model: PlanarModel, q: Sequence[Scalar], v: Sequence[Scalar], motors: Sequence[Scalar]) -> State:
     """One step of the classical Runge-Kutta method of fourth order; its stages are a loop, compiled once."""
     h, none = model.timestep, tuple(jnp.zeros_like(x) for x in q)
@@ -157,7 +153,7 @@ def runge_kutta(model: PlanarModel, q: Sequence[Scalar], v: Sequence[Scalar], mo
         return (slope, (moved(place, weight * h, slope[0]), moved(velocity, weight * h, slope[1]))), None
 
     start = (none, none), (tuple(q), tuple(v))
-    return jax.lax.scan(stage, start, jnp.asarray(STAGES, q[0].dtype))[0][1]
+    return jax.lax.scan(stage, start, jnp.asarray(RUNGE_KUTTA, q[0].dtype))[0][1]
 
 
 def moved(x: Sequence[Scalar], length: float, along: Sequence[Scalar]) -> tuple[Scalar, ...]:
