@@ -1,4 +1,4 @@
-"""Locomotion tasks in JAX against Gymnasium's environments, on states that MuJoCo computes; only the last test compiles physics."""
+"""Locomotion tasks in JAX against Gymnasium's environments, on states that MuJoCo computes; and that fleets train."""
 
 import jax
 import numpy as np
