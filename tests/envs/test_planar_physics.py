@@ -99,7 +99,7 @@ def test_bodies_that_the_equations_do_not_cover_are_rejected():
     with pytest.raises(UserError, match="for ant take"):
         ENVS["ant-dir"](engine="planar")
     env = worlds.make(worlds.BODIES["hopper"])
-    with pytest.raises(ValueError, match="parts that touch only the floor"):
+    with pytest.raises(UserError, match="parts that touch only the floor"):
         read_model(env.model)
     env.close()
 

@@ -201,6 +201,10 @@ REFUSED = {
     "where": ({"rewards": "here"}, "rewards"),
     "table": ({"fleet": MDPS, "policy": {"name": "table"}}, "must be vectors of numbers"),
     "curvature": ({"curvature": "central-common"}, "central differences"),
+    "optimizer": (
+        {"algorithm": {"name": "fedppo"}},
+        'set optimizer = "sgd"',
+    ),
 }
 
 

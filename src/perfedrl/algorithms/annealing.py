@@ -1,4 +1,4 @@
-"""The rate of local steps over rounds: constant, or falling to a small share."""
+"""The rate of an optimizer, an agent's or the server's, over rounds: constant, or falling to a small share."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,8 @@ LAST_SHARE = 0.05
 class Annealing:
     """A fall of the rate over some rounds, linear or along half a cosine; None rounds leave it constant.
 
-    A message carries the number of its round, which is () where the rate is constant.
+    Who takes the steps keeps the number of the round, which is () where the rate is constant: agents have it in their
+    messages, a server in its private state.
     """
 
     rounds: int | None = None

@@ -149,6 +149,11 @@ class Algorithm(eqx.Module):
         """Whether uploads hold numbers beside what is learned, such as an optimizer's moments or a count of rounds."""
         return False
 
+    @property
+    def scales_coordinates(self) -> bool:
+        """Whether local steps scale every coordinate on its own, as Adam does, instead of following the gradient."""
+        return False
+
     # Requirements, checked before anything is compiled.
 
     @property

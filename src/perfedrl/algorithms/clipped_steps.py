@@ -19,7 +19,7 @@ from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, select
 from perfedrl.algorithms.checks import check_counts, check_divergence, check_positive, with_trajectories
 from perfedrl.algorithms.learned_adaptation import Adaptation, Learned, pair_of_batches, step_sizes
-from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
+from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer
 from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
@@ -114,6 +114,10 @@ class ClippedLearner(Algorithm):
         self, agent: PolicyObjective, learned: Learned, keys: StepKeys
     ) -> tuple[SampledBatch | None, SampledBatch]:
         """Sample the batch of the adaptation, if there is one, and the batch to improve on."""
+
+    @property
+    def scales_coordinates(self) -> bool:
+        return self.how.optimizer.name != PLAIN
 
     @property
     def uploads_auxiliaries(self) -> bool:

@@ -30,6 +30,9 @@ OPTIMIZERS = (
 )
 """Functions of optax that take a learning rate; all of them work on parameters of any structure."""
 
+PLAIN = "sgd"
+"""The optimizer whose steps are multiples of the gradient."""
+
 STATES = ("averaged", "personal", "reset")
 
 

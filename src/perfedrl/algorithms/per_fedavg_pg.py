@@ -20,7 +20,7 @@ from perfedrl.algorithms.checks import (
     check_step_sizes,
 )
 from perfedrl.algorithms.fine_tuned import fine_tune
-from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
+from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys
@@ -171,6 +171,10 @@ class PerFedAvgPG(Algorithm):
         return ServerState(self._message(learned, averaged, self.annealing.first_round)), OptimizedState(
             noise, personal
         )
+
+    @property
+    def scales_coordinates(self) -> bool:
+        return self.optimizer is not None and self.optimizer.name != PLAIN
 
     @property
     def uploads_auxiliaries(self) -> bool:

@@ -49,6 +49,7 @@ class Wrapper(Algorithm):
     unchanged_upload = delegated("inner")
     uploads_whole_messages = delegated("inner")
     uploads_auxiliaries = delegated("inner")
+    scales_coordinates = delegated("inner")
     with_personal_part = delegated("inner")
     diagnostics = delegated("inner")
 
@@ -101,8 +102,9 @@ def check_only_parameters(algorithm: Algorithm, fleet: Fleet, policy: Any, what:
     algorithm.check_supports(fleet, policy)
     inside = unwrapped(algorithm)
     start = jax.eval_shape(policy.init, jax.random.key(0))
-    sent, own = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
-    learned = own if inside.learns_step_size else start
+    sent, unwrapped_sent = (jax.eval_shape(lambda x, a=a: a.init(x)[0].message, start) for a in (algorithm, inside))
+    learned = unwrapped_sent if inside.learns_step_size else start
     if inside.uploads_auxiliaries or shapes(sent) != shapes(learned):
-        name = type(inside).__name__
-        raise UserError(f"{what} parameters, and a message of {name} holds more than these: leave it out")
+        own = "leave out the algorithm's anneal and set its optimizer_state to 'personal' or 'reset', or leave it out"
+        advice = own if inside.uploads_auxiliaries else "leave it out"
+        raise UserError(f"{what} parameters, and a message of {type(inside).__name__} holds more than these: {advice}")

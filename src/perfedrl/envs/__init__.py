@@ -106,6 +106,7 @@ __all__ = [
     "arc",
     "arrays",
     "bandits",
+    "brax_fleet",
     "cart_pole",
     "check_env",
     "circle",

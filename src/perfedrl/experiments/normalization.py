@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from perfedrl.algorithms import Algorithm
+from perfedrl.algorithms import Algorithm, ContextAdaptation
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators.curvature import CentralDifferences, Curvature
@@ -32,6 +32,12 @@ def normalize(table: Normalization | None, fleet: Fleet, policy: Any, algorithm:
         return policy
     if not algorithm.federated and "federated" in (table.observations, table.rewards):
         raise UserError(f'{type(algorithm).__name__} sends nothing; its normalization must be "local" or "none"')
+    check_optimizer(algorithm)
+    if isinstance(algorithm, ContextAdaptation) and table.observations == "local":
+        raise UserError(
+            "the algorithm 'context' adapts nothing but a context, so that \"local\" moments of a new agent would stay "
+            'at their start: make them "federated"'
+        )
     rate = rate_for(algorithm) if table.rate is None else table.rate
     check_rate(algorithm, rate)
     return normalized(fleet, policy, table.observations != "none", table.rewards != "none", rate)
@@ -48,6 +54,15 @@ def rate_for(algorithm: Algorithm) -> float:
     sizes = [(LOCAL_STEP, "beta"), (ADAPTATION_STEP, "alpha"), (ADAPTATION_STEP, "deployment_alpha")]
     found = algorithm.step_sizes
     return min((share / size for share, name in sizes if (size := found.get(name))), default=1.0)
+
+
+def check_optimizer(algorithm: Algorithm) -> None:
+    """Reject optimizers that scale coordinates: moments must move a share of the way to those of a batch."""
+    if algorithm.scales_coordinates:
+        raise UserError(
+            f"[normalization] moves its moments along gradients, which the optimizer of {type(algorithm).__name__} "
+            'does not follow: set optimizer = "sgd", or leave out [normalization]'
+        )
 
 
 def check_rate(algorithm: Algorithm, rate: float) -> None:

@@ -112,7 +112,8 @@ class Contextual(Policy):
 
     def is_context(self, params: Params) -> PyTree[bool]:
         """Whether a parameter is part of the context."""
-        return {name: jax.tree.map(lambda _: name == CONTEXT, part) for name, part in params.items()}  # noqa: B023
+        marked = {True: jax.tree.map(lambda _: True, params), False: jax.tree.map(lambda _: False, params)}
+        return {name: marked[name == CONTEXT][name] for name in params}
 
     def predictions(self, params: Params, batch: Trajectory) -> Float[Array, "m T k"]:
         """Predict the reward and the change of the observation at every decision of a batch."""

@@ -16,6 +16,8 @@ from jaxtyping import Bool, Float
 
 from perfedrl.envs.adapters.shared import (
     KEY_UNIFORMS,
+    Table,
+    arguments,
     as_arrays,
     check_traced,
     factory_of,
@@ -38,7 +40,7 @@ class BraxSource(NamedTuple):
     """How an environment is made: its factory, and the arguments that all agents share."""
 
     id: Any
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Table = Table()
     observation: str = ""
     """The entry of observations that are tables."""
 
@@ -119,11 +121,11 @@ def brax_fleet(
 
 def environment_of(source: BraxSource, values: Mapping[str, Any]) -> Any:
     """Make an agent's environment."""
-    arguments = {name: value for name, value in values.items() if "." not in name}
+    own = {name: value for name, value in values.items() if "." not in name}
     factory = factory_of(source.id)
     try:
-        env = factory(**dict(source.options), **arguments)
-    except TypeError as error:
+        env = factory(**arguments(source.options), **own)
+    except Exception as error:
         raise UserError(f"id = {source.id!r} cannot be made: {in_one_line(error)}") from error
     for path, value in values.items():
         if "." in path:

@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float
 
 from perfedrl.envs.adapters.shared import (
     KEY_UNIFORMS,
+    Table,
+    arguments,
     as_arrays,
     check_traced,
     factory_of,
@@ -32,7 +34,7 @@ from perfedrl.envs.fleet import Fleet, family_fleet
 from perfedrl.envs.gym.fleet import outcomes_of
 from perfedrl.envs.new_agents import Settings
 from perfedrl.envs.variation import Vary, vary_agents
-from perfedrl.errors import UserError, nearest
+from perfedrl.errors import UserError, in_one_line, nearest
 from perfedrl.types import Array, Noise, Trajectory
 
 
@@ -40,11 +42,11 @@ class GymnaxSource(NamedTuple):
     """Where an environment comes from, and the fields of its parameters that all agents share."""
 
     id: Any
-    options: tuple[tuple[str, Any], ...] = ()
+    options: Table = Table()
 
 
 class ActionSizes(NamedTuple):
-    """The environment's actions: a number of choices, or a box, whose limits are those of the first agent."""
+    """The environment's actions: a number of choices, or a box, whose limits are those of the shared parameters."""
 
     choices: int | None
     low: tuple[float, ...] = ()
@@ -161,13 +163,28 @@ def made(source: GymnaxSource) -> tuple[Any, Any]:
     if isinstance(source.id, str) and ":" not in source.id:
         env, params = registered(source.id)
     else:
-        env = factory_of(source.id)()
-        params = env.default_params
+        env, params = from_factory(source.id)
     names = [field.name for field in dataclasses.fields(params)]
     for name, _ in source.options:
         if name not in names:
             raise UserError(f"options: there is no parameter {name!r}{nearest(name, names)}")
-    return env, dataclasses.replace(params, **dict(source.options))
+    return env, dataclasses.replace(params, **arguments(source.options))
+
+
+def from_factory(source: str | Callable[..., Any]) -> tuple[Any, Any]:
+    """Make an environment by a user's own class or function, without arguments."""
+    try:
+        env = factory_of(source)()
+        params = env.default_params
+        dataclasses.fields(params)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"id = {source!r}: expected gymnax's interface, an environment made without arguments whose default_params "
+            f"is a dataclass: {in_one_line(error)}"
+        ) from error
+    return env, params
 
 
 def registered(name: str) -> tuple[Any, Any]:

@@ -61,10 +61,19 @@ def factory_of(source: str | Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
+class Table(tuple[tuple[str, Any], ...]):
+    """A table of a config as its sorted items, which are hashable."""
+
+
+def arguments(table: Table) -> dict[str, Any]:
+    """The table again, as keyword arguments; tables in it are dictionaries too."""
+    return {name: arguments(value) if isinstance(value, Table) else value for name, value in table}
+
+
 def hashable(value: Any) -> Any:
-    """A value of a config that can be a part of a compiled program's identity: lists are tuples."""
+    """A value of a config that can be a part of a compiled program's identity: lists are tuples, tables sorted."""
     if isinstance(value, Mapping):
-        return tuple(sorted((name, hashable(x)) for name, x in value.items()))
+        return Table((name, hashable(value[name])) for name in sorted(value))
     return tuple(map(hashable, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 

@@ -108,7 +108,8 @@ def traced_fleet(family: Family, episodes: Episodes, split: Split, shared: Mappi
     def make(_: Any, settings: Settings) -> LocomotionTask:
         values = {name: like(split.train[0][name], name, x) for name, x in settings.items()}
         factors = {name: x for name, x in values.items() if isinstance(x, worlds.Factors)}
-        own = {name: np.asarray(x, float) for name, x in values.items() if name not in factors}
+        shapes = {name: np.shape(x) for name, x in split.train[0].items()}
+        own = {name: np.asarray(x, float).reshape(shapes[name]) for name, x in values.items() if name not in factors}
         physics = ENGINES[episodes.engine].physics(family.body, factors)
         return family.kind(physics, horizon=episodes.horizon, discount=episodes.discount, **shared, **own)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from perfedrl.errors import UserError
 from perfedrl.types import Array
 
 Numbers = tuple[float, ...] | Array
@@ -167,11 +168,14 @@ def check_planar(m: Any, floor: int, own: dict[int, int]) -> None:
         "parts that touch only the floor": all(not m.geom_conaffinity[g] for g in others),
         "friction along the floor": all(max(m.geom_condim[g], m.geom_condim[floor]) == 3 for g in others),
         "one softness of contacts": len(np.unique(m.geom_solimp[others], axis=0)) == 1,
-        "contacts without margin": not np.any(m.geom_margin),
+        "contacts without margin": not np.any(m.geom_margin) and not np.any(m.jnt_margin),
+        "one softness of limits": len(np.unique(m.jnt_solimp[m.jnt_limited > 0], axis=0)) == 1,
+        "constraints of the usual form": np.all(m.geom_solimp[:, 4] == 2) and m.opt.cone == 0 and m.opt.impratio == 1,
+        "no dry friction and no air": not np.any(m.dof_frictionloss) and not m.opt.density and not m.opt.viscosity,
     }
     for what, met in holds.items():
         if not met:
-            raise ValueError(f"engine = 'planar' needs a body with {what}")
+            raise UserError(f"engine = 'planar' needs a body with {what}; take 'mjx' or 'gymnasium'")
 
 
 def capsule_end(m: Any, g: int, side: int) -> Any:

@@ -68,7 +68,9 @@ class PlanarPhysics(Physics):
     @property
     def settings(self) -> dict[str, Any]:
         """The numbers of the body that factors multiply, where it has any."""
-        return {} if self.varied is None else {name: getattr(self.varied, name) for name in MULTIPLIED}
+        if self.varied is None:
+            return {}
+        return {name: value for name, value in self.varied._asdict().items() if name in MULTIPLIED}
 
     def start(self, qpos: Float[Array, " nq"], qvel: Float[Array, " nv"]) -> BodyState:
         return BodyState(qpos, qvel)
