@@ -16,7 +16,8 @@ from perfedrl.policies import Policy
 from perfedrl.rollout import episode, noise_size
 from perfedrl.simulation.history import Deployment
 from perfedrl.studies.navigation import NAVIGATION
-from perfedrl.studies.navigation.study import BUDGETS, POINTS, point_claims, point_config
+from perfedrl.studies.navigation.maml_goals import ADVANTAGES_OF, maml_claims, maml_goals, scores_on_maml_goals
+from perfedrl.studies.navigation.study import BUDGETS, POINTS, fleet_claims, point_config
 from perfedrl.types import Trajectory
 
 NO_NOISE = jnp.zeros(0)
@@ -162,14 +163,40 @@ def test_agents_differ_in_their_goal_only():
     assert len({tuple(task.goal) for task in tasks}) == 6
 
 
-def test_the_target_is_required_from_the_budget_of_maml_on(untyped):
+def test_the_target_is_required_from_twenty_trajectories_on(untyped):
     after = [-15.0, -12.0, -11.7, -11.0, -12.0, -11.0]
     scores = np.asarray([[-39.0, *after], [-41.0, *after]])[..., None]
     deployed = Deployment(np.asarray(BUDGETS), {"score": scores}, np.zeros((1, 7, 1, 0)))
-    claims = point_claims({POINTS: SimpleNamespace(deployed=deployed)})
+    claims = fleet_claims({POINTS: SimpleNamespace(deployed=deployed)})
     assert [c.measured for c in claims] == pytest.approx([-40, *after])
     assert [c.met for c in claims] == [True, True, False, True, True, False, True]
-    assert [c.paper for c in claims if np.isfinite(c.paper)] == [-40.41, -11.71]
+    assert not any(np.isfinite(c.paper) for c in claims), "MAML's numbers are of other goals"
+
+
+def test_mamls_numbers_are_compared_from_forty_trajectories_on_its_own_goals():
+    by_goal = {0: (-40.0, -42.0), 10: (0.0, 0.0), 20: (-11.0, -13.0), 40: (-1.0, -22.0), 100: (0.0, 0.0)}
+    score = np.asarray(2 * [list(by_goal.values())])
+    claims = maml_claims({name: {"score": score} for name in ADVANTAGES_OF})
+    one = [(-11.71, -11.5, True), (-29.68, -22.0, True), (None, -12.0, False), (None, -13.0, True)]
+    found = [(c.paper if np.isfinite(c.paper) else None, c.measured, c.met) for c in claims]
+    assert found == [(-40.41, -41.0, True), *one, *one]
+
+
+def test_the_goals_of_mamls_test_are_drawn_by_its_code():
+    np.random.seed(1)
+    np.testing.assert_array_equal(maml_goals(), np.random.uniform(-0.5, 0.5, (40, 2)))
+
+
+def test_scores_on_mamls_goals_before_the_step_do_not_depend_on_the_advantages():
+    config = point_config(1, quick=True)
+    message = jax.tree.map(lambda x: np.asarray(x)[None], config.experiment.initial_states(0)[0].message)
+    run = SimpleNamespace(config=config, message=message)
+    trained, generalized = (scores_on_maml_goals(run, (0, 2), table) for table in ADVANTAGES_OF.values())
+    assert trained.score.shape == generalized.score.shape == (1, 2, 40)
+    np.testing.assert_array_equal(trained.score[:, 0], generalized.score[:, 0])
+    assert (trained.score[:, 1] != generalized.score[:, 1]).all()
+    # The policy at the start stands still but for its noise, so a hundred decisions lose the distance a hundred times.
+    np.testing.assert_allclose(trained.score[0, 0], -100 * np.linalg.norm(maml_goals(), axis=-1), atol=4)
 
 
 def test_the_config_of_point_navigation_is_the_one_behind_its_claims():

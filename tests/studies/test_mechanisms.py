@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,6 +154,17 @@ def test_a_measurement_is_cached_by_its_settings(tmp_path):
     assert all(name.startswith("study-some-squares-") for name in names)
     with pytest.raises(UserError, match=r"no measurement study-some-squares-.* leave out --saved"):
         MeasurementCache(tmp_path, only_saved=True).load("study", [three._replace(settings={"n": 5})])
+
+
+def test_a_measurement_of_a_run_is_cached_by_the_runs_name(tmp_path):
+    def size(run, factor):
+        return {"x": np.asarray(factor * run.size)}
+
+    runs, other = ({"a": SimpleNamespace(config=SimpleNamespace(folder=f"run-{i}"), size=i)} for i in (1, 2))
+    cache, one = MeasurementCache(tmp_path), Measurement("size", size, {"factor": 10}, "a")
+    for _ in range(2):
+        assert [cache.load("study", [one], runs=x)["size"]["x"] for x in (runs, other)] == [10, 20]
+    assert {path.name for path in tmp_path.iterdir()} == {one.file("study", runs), one.file("study", other)}
 
 
 def test_the_command_uses_saved_measurements(run, tmp_path, monkeypatch):

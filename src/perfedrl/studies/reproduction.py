@@ -73,7 +73,7 @@ def claims_and_figures(
         repeats = seeds_of(study, seeds, quick)
         runs = {key: run_of[config.folder] for key, config in study.configs(repeats, quick).items()}
         with measuring(study.name) as progress:
-            arrays = cache.load(study.name, study.measurements(repeats), progress)
+            arrays = cache.load(study.name, study.measurements(repeats), progress, runs)
             evidence = study.measure({**runs, **arrays}, progress)
         claims += study.claims(evidence)
         plots += study.figures(evidence)

@@ -3,7 +3,9 @@
 Settings were chosen on other fleets (fleet seeds 2, 3 and 5; here 0) and other seeds (100 to 196) than are used here.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +13,10 @@ from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import Interval, mean_interval
 from perfedrl.studies.base import Runs
 from perfedrl.studies.claims import Claim, single
+from perfedrl.studies.measurement_cache import Measurement
+from perfedrl.studies.navigation.maml_goals import STRETCH_TRAJECTORIES, TARGET, maml_claims, measurements_of
 
 POINTS = "point navigation"
-MAML_BEFORE, MAML_AFTER, MAML_TRAJECTORIES = -40.41, -11.71, 20
-"""MAML's score on unseen goals before and after one gradient step, and the number of trajectories of the step."""
-
-TARGET = -11.7
 BUDGETS = (0, 10, 20, 50, 100, 200, 500)
 
 POLICY = MappingProxyType({"name": "gaussian-mlp", "hidden": [], "initial_std": 0.01, "last_scale": 0.0})
@@ -68,20 +68,30 @@ def point_configs(seeds: int, quick: bool) -> dict[str, Config]:
     return {POINTS: point_config(seeds, quick)}
 
 
-def point_claims(runs: Runs) -> list[Claim]:
-    """The undiscounted return of unseen agents before adaptation and after one step from each budget.
+def point_measurements(_seeds: int) -> list[Measurement]:
+    """The scores of the run's initialization on the goals of MAML's test."""
+    return measurements_of(POINTS)
 
-    The target applies from MAML's budget on, so the claims show from which budget on it is reached.
+
+def point_claims(evidence: Mapping[Any, Any]) -> list[Claim]:
+    """The claims on the fleet's own unseen agents, and those on the goals of MAML's test."""
+    return [*fleet_claims(evidence), *maml_claims(evidence)]
+
+
+def fleet_claims(runs: Runs) -> list[Claim]:
+    """The undiscounted return of the fleet's unseen agents before adaptation and after one step from each budget.
+
+    The target is MAML's on other goals and from 40 trajectories. It is asked from 20 on, so the claims show from which
+    budget on it is reached.
     """
     deployed = runs[POINTS].deployed
 
     def score(m: int) -> Interval:
         return mean_interval(deployed.at("score", m))
 
-    claims = [single("navigation", "score before adaptation", MAML_BEFORE, score(0), -np.inf, np.inf)]
+    claims = [single("navigation", "score before adaptation", np.nan, score(0), -np.inf, np.inf)]
     for m in BUDGETS[1:]:
-        asked = m >= MAML_TRAJECTORIES
+        asked = m >= STRETCH_TRAJECTORIES
         what = f"score after one step from {m} trajectories" + asked * f" (>= {TARGET:g})"
-        paper = MAML_AFTER if m == MAML_TRAJECTORIES else np.nan
-        claims.append(single("navigation", what, paper, score(m), TARGET if asked else -np.inf, np.inf))
+        claims.append(single("navigation", what, np.nan, score(m), TARGET if asked else -np.inf, np.inf))
     return claims
