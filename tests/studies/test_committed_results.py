@@ -60,7 +60,8 @@ def test_every_committed_run_has_a_committed_config():
 
 
 def test_the_results_are_small():
-    assert sum(path.stat().st_size for path in RESULTS.rglob("*")) < 5e6
+    """Count bytes of files: the size of a folder's own entry depends on the file system, and git stores none."""
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 5e6
 
 
 @pytest.mark.parametrize("name", GROUPS["families"])
