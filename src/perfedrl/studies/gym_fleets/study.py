@@ -2,7 +2,7 @@
 
 All settings were chosen on the equivalent JAX fleets `cart-pole` and `pendulum`, with other agents and seeds than
 here. Step sizes of training from scratch are the best of at least four, for one step and for several. The settings of
-the pendulums are a fourth attempt (docs/gym_fleets.md).
+the pendulums are a fourth attempt (docs/gym_fleets.md). ProMP, with clipped steps and a critic, has fewer trajectories.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,37 @@ from perfedrl.envs.variation import vary_agents
 from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import mean_interval
 from perfedrl.studies.base import Runs
-from perfedrl.studies.claims import Claim
+from perfedrl.studies.claims import Claim, point, single
 
 META, FEDAVG, ONCE, SPLIT = "per-fedavg-pg", "fedavg-pg", "from scratch, one step", "from scratch, split"
+PROMP = "promp"
 SCORE = "score"
 AGENTS, UNSEEN, FLEET_SEED = 8, 3, 0
+PROMP_SEEDS = 5
+"""The most seeds that ProMP trains with."""
+REACHED = 0.95
+"""The share of FedAvg-PG's gain over an untrained policy for which trajectories are counted."""
+
+
+@dataclass(frozen=True)
+class ProMPSettings:
+    """ProMP's own settings on a fleet; `fleet` and `policy` are added to those of the other methods.
+
+    `tolerance` is the share of FedAvg-PG's score by which the lower bound of ProMP's may be less.
+    """
+
+    rounds: int
+    evaluate_every: int
+    algorithm: Mapping[str, Any]
+    advantage: Mapping[str, Any]
+    fleet: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
 class GymFleetSetup:
-    """One fleet: the parameter that varies, the settings of both methods, and those of training from scratch.
+    """One fleet: the parameter that varies, the settings of each method, and those of training from scratch.
 
     `budget` is the number of trajectories of an unseen agent, for personalization and for training from scratch, there
     in one step or in `pieces` steps.
@@ -40,6 +61,7 @@ class GymFleetSetup:
     rounds: int
     meta: Mapping[str, Any]
     fedavg: Mapping[str, Any]
+    promp: ProMPSettings
     budget: int
     pieces: int
     once: float
@@ -60,14 +82,23 @@ class GymFleetSetup:
         shared = {"seeds": seeds, "start": "per-seed", "baseline": "ridge", "policy": dict(self.policy)}
         return parse_config({"name": f"{self.name}-{name}", **shared, "fleet": self.fleet_table(quick), **settings})
 
-    def trained(self, name: str, algorithm: Mapping[str, Any], seeds: int, quick: bool) -> Config:
+    def trained(self, name: str, algorithm: Mapping[str, Any], seeds: int, quick: bool, **more: Any) -> Config:
         """Federated training, then deployment to the unseen agents without a step and with one."""
         rounds, episodes = (1, 2) if quick else (self.rounds, self.episodes)
         budget = 4 if quick else self.budget
         evaluation = {"name": "monte-carlo", "trajectories": budget, "episodes": episodes}
         evaluation |= {"few_shot": (0, budget), "repeats": 1 if quick else 2}
-        settings = {"rounds": rounds, "evaluate_every": max(1, rounds // 2), "evaluation": evaluation}
+        settings = {"rounds": rounds, "evaluate_every": max(1, rounds // 2), "evaluation": evaluation, **more}
         return self.config(name, seeds, quick, algorithm={**algorithm, **(self.quick if quick else {})}, **settings)
+
+    def clipped(self, seeds: int, quick: bool) -> Config:
+        """Training by ProMP, with its own number of rounds, then deployment as after the other methods."""
+        own = self.promp
+        more: dict[str, Any] = {"advantage": dict(own.advantage), "policy": {**self.policy, **own.policy}}
+        more["fleet"] = self.fleet_table(quick, **own.fleet)
+        if not quick:
+            more |= {"rounds": own.rounds, "evaluate_every": own.evaluate_every}
+        return self.trained("promp", own.algorithm, min(seeds, PROMP_SEEDS), quick, **more)
 
     def scratch(self, name: str, beta: float, steps: int, seeds: int, quick: bool) -> Config:
         """Each unseen agent alone from fresh parameters, with as many trajectories as one personalization."""
@@ -83,10 +114,11 @@ class GymFleetSetup:
         return self.config(name, seeds, quick, algorithm={"name": "local-pg", "beta": beta, "m": m}, **settings)
 
     def configs(self, seeds: int, quick: bool) -> dict[str, Config]:
-        """Both federated methods, and training from scratch in one step and in several."""
+        """The federated methods, and training from scratch in one step and in several."""
         return {
             META: self.trained("personalized", self.meta, seeds, quick),
             FEDAVG: self.trained("fedavg", self.fedavg, seeds, quick),
+            PROMP: self.clipped(seeds, quick),
             ONCE: self.scratch("scratch", self.once, 1, seeds, quick),
             SPLIT: self.scratch("scratch-split", self.split, 2 if quick else self.pieces, seeds, quick),
         }
@@ -95,7 +127,7 @@ class GymFleetSetup:
 def scores(runs: Runs) -> dict[tuple[str, str], Float[np.ndarray, " seed"]]:
     """The mean score of the unseen agents by method, "before" and "after" their own trajectories."""
     found: dict[tuple[str, str], Float[np.ndarray, " seed"]] = {}
-    for key in (META, FEDAVG):
+    for key in (META, FEDAVG, PROMP):
         before, after = np.moveaxis(runs[key].deployed.outcomes[SCORE].mean(axis=-1), 1, 0)
         found |= {(key, "before"): before, (key, "after"): after}
     for key in (ONCE, SPLIT):
@@ -105,6 +137,11 @@ def scores(runs: Runs) -> dict[tuple[str, str], Float[np.ndarray, " seed"]]:
 
 
 def claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
+    """Claims about one step of Per-FedAvg-PG's initialization, then about ProMP."""
+    return [*step_claims(setup, runs), *promp_claims(setup, runs)]
+
+
+def step_claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
     """One step beats no step and training from scratch with as many trajectories: 95 % intervals do not overlap."""
     found = scores(runs)
     after = mean_interval(found[META, "after"])
@@ -121,6 +158,46 @@ def claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
     ]
 
 
+def promp_claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
+    """ProMP's step reaches FedAvg-PG's score, and its training 95 % of FedAvg-PG's gain with half of the trajectories.
+
+    The first claim is met where the lower bound of the interval is, up to the tolerance, at least FedAvg-PG's mean. In
+    the second, FedAvg-PG's gain is that of its mean score over an untrained policy, both without a step, and each
+    method has reached the level at the first of its evaluations that shows it.
+    """
+    found = scores(runs)
+    after, goal = mean_interval(found[PROMP, "after"]), float(found[FEDAVG, "before"].mean())
+    within = f" less {100 * setup.promp.tolerance:g} %" if setup.promp.tolerance else ""
+    what = f"score of unseen agents after ProMP and one step from {setup.budget} trajectories"
+    what += f", lower bound at least FedAvg-PG's without a step{within}"
+    reached = bool(after.low >= goal - setup.promp.tolerance * abs(goal))
+    start = unseen_curve(runs, FEDAVG, "before")[0]
+    level = start + REACHED * (goal - start)
+    theirs, ours = (first_reach(runs, *curve, level) for curve in ((FEDAVG, "before"), (PROMP, "after")))
+    trajectories = f"trajectories per training agent until ProMP's step reaches {100 * REACHED:g} % of FedAvg-PG's gain"
+    return [
+        Claim(setup.name, what, goal, *after, met=reached),
+        single(setup.name, f"{trajectories}, at most half of FedAvg-PG's", theirs / 2, point(ours), 0, theirs / 2),
+    ]
+
+
+def unseen_curve(runs: Runs, key: str, when: str) -> Float[np.ndarray, " evaluation"]:
+    """The mean score of the unseen agents, over seeds, at each evaluation, "before" or "after" their step."""
+    return runs[key].history.outcomes[f"held_out_{when}.{SCORE}"].mean(axis=(0, 2))
+
+
+def first_reach(runs: Runs, key: str, when: str, level: float) -> float:
+    """Trajectories of a training agent up to the first evaluation whose mean score is at least `level`, else nan."""
+    reached = np.flatnonzero(unseen_curve(runs, key, when) >= level)
+    return float(runs[key].history.trajectories[reached[0]]) if reached.size else float("nan")
+
+
+PROMP_ALGORITHM: Mapping[str, Any] = {
+    **{"name": "promp", "alpha": 1.0, "learn_alpha": "per-parameter"},
+    **{"local_steps": 5, "m_in": 20, "m_out": 20, "epochs": 5},
+}
+"""ProMP's settings on both fleets."""
+
 CART_POLES = GymFleetSetup(
     name="cart-poles",
     title="Gymnasium cart-poles of different length",
@@ -134,6 +211,13 @@ CART_POLES = GymFleetSetup(
         **{"local_steps": 5, "m_in": 20, "m_h": 20, "m_out": 20},
     },
     fedavg={"name": "fedavg-pg", "alpha": 0.01, "beta": 0.03, "local_steps": 5, "m": 60},
+    promp=ProMPSettings(
+        rounds=3,
+        evaluate_every=1,
+        algorithm={**PROMP_ALGORITHM, "beta": 0.02, "anneal": 3},
+        advantage={"name": "gae", "gae_lambda": 0.95},
+        tolerance=0.02,
+    ),
     budget=20,
     pieces=2,
     once=1.0,
@@ -154,6 +238,14 @@ PENDULUMS = GymFleetSetup(
         **{"local_steps": 5, "m_in": 30, "m_out": 10},
     },
     fedavg={"name": "fedavg-pg", "alpha": 5e-4, "beta": 2e-3, "local_steps": 5, "m": 40},
+    promp=ProMPSettings(
+        rounds=15,
+        evaluate_every=5,
+        algorithm={**PROMP_ALGORITHM, "beta": 0.05, "anneal": 15},
+        advantage={"name": "gae", "gae_lambda": 0.95, "times_variance": True},
+        fleet={"workers": 2},
+        policy={"least_std": 0.3},
+    ),
     budget=50,
     pieces=5,
     once=2e-3,
