@@ -99,7 +99,7 @@ class Motion(NamedTuple):
 
     mass: Matrix
     force: list[Scalar]
-    """All forces on the degrees of freedom, those of constraints included, but inertial ones."""
+    """All forces on the degrees of freedom: of motors, springs, damping, gravity, turning, floor and limits."""
     acceleration: tuple[Scalar, ...]
 
 
