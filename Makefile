@@ -79,7 +79,7 @@ figures: $(STAMP)
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --universal --upgrade --generate-hashes --python-version 3.11 \
-		--no-annotate --custom-compile-command "make lock" \
+		--no-annotate --no-strip-extras --custom-compile-command "make lock" \
 		--extra dev --extra federation --extra gym --extra mjx --extra mujoco pyproject.toml -o requirements.lock
 
 $(STAMP): requirements.lock pyproject.toml
