@@ -258,10 +258,10 @@ def test_without_noise_everything_is_in_double_precision(case):
     with jax.enable_x64(True):
         params = jax.tree.map(lambda x: np.asarray(x, float), case.policy.init(start_key()))
         server, client = case.algorithm.init(params)
-        task, keys = case.fleet.task(0), agent_keys(SEED, case.fleet.train)
+        keys = agent_keys(SEED, case.fleet.train)
         if case.exact is None:
             with pytest.raises(pf.UserError, match="show their trajectories"):
-                case.algorithm.client(server.message, client, Exact(TABLE)(task), keys[0])
+                case.algorithm.client(server.message, client, Exact(TABLE)(FLEET.task(0)), keys[0])
             return
         before = FleetState(server, stacked([client] * case.fleet.agents))
         round_ = lambda state: fleet_round(case.algorithm, case.exact, case.fleet.train, state, keys, 0)  # noqa: E731
