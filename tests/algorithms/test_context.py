@@ -143,10 +143,18 @@ def test_personalization_changes_the_context_and_no_bit_of_anything_else(inner_l
 
 
 class Watched:
-    """An evaluation whose outcome is the parameters themselves, as one vector."""
+    """An evaluation whose outcomes are the sizes of the parameters."""
+
+    trajectories, few_shot, repeats, rollouts, float64 = 3, (), 1, 0, False
 
     def objective(self, task):
         return AGENT(task)
+
+    def decisions(self, task):
+        return 0
+
+    def sample(self, task, params, key, m):
+        raise NotImplementedError
 
     def outcomes(self, task, params, key):
         return {name: jnp.sum(jnp.abs(x)) for name, x in named_of(params).items()}
@@ -225,7 +233,7 @@ def test_the_command_personalize_changes_the_context_alone_and_its_file_acts_wit
     start = jax.tree.map(lambda x: x[0], run.params)
     assert moved(start, own.params) == {"context"}
     policy, obs = run.config.experiment.policy, np.asarray([0.3, -0.2], np.float32)
-    log_prob = [float(policy.log_prob(own.params, obs, a)) for a in range(8)]
+    log_prob = [float(policy.log_prob(own.params, obs, np.asarray(a))) for a in range(8)]
     saved = pf.load_policy(own.save(tmp_path / "own.safetensors"))
     assert saved.act(obs, deterministic=True) == int(np.argmax(log_prob))
     np.testing.assert_array_equal(saved.params["context"], own.params["context"])
@@ -239,7 +247,7 @@ def test_a_server_may_step_and_agents_may_see_their_goals(tmp_path):
     own = pf.personalize(run, agent=2, trajectories=6, episodes=4)
     assert moved(start, own.params) == {"context"}
     policy, obs = made.fleet.agent(2).policy_in_task(made.policy), np.asarray([0.3, -0.2], np.float32)
-    log_prob = [float(policy.log_prob(own.params, obs, a)) for a in range(8)]
+    log_prob = [float(policy.log_prob(own.params, obs, np.asarray(a))) for a in range(8)]
     saved = pf.load_policy(own.save(tmp_path / "own.safetensors"))
     assert saved.act(obs, deterministic=True) == int(np.argmax(log_prob))
 

@@ -73,7 +73,7 @@ def test_a_personalized_agent_acts_on_the_numbers_of_its_own_task(seeing, choice
     assert saved.description.observation_size == 2
     position, policy = np.asarray([0.25, -0.5], np.float32), seeing.config.experiment.policy
     whole = np.append(position, numbers).astype(np.float32)
-    log_probs = [policy.log_prob(own.params, whole, a) for a in range(8)]
+    log_probs = [policy.log_prob(own.params, whole, np.asarray(a)) for a in range(8)]
     assert saved.act(position, deterministic=True) == int(np.argmax(log_probs))
     with pytest.raises(pf.UserError, match="expected 2 finite numbers"):
         saved.act(whole)

@@ -92,7 +92,7 @@ class Personalized:
     def description(self) -> Description | None:
         """The policy as a plain table, with the numbers of the agent's own task where the run's agents see any."""
         policy = self.run.config.experiment.policy
-        return (policy if self.task.seen is None else SightedPolicy(policy, self.task.seen)).description
+        return (policy if self.task.seen is None else SightedPolicy(policy, np.asarray(self.task.seen))).description
 
     @property
     def about(self) -> dict[str, Any]:
