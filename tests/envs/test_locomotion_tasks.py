@@ -1,6 +1,7 @@
 """Locomotion tasks in JAX against Gymnasium's environments, on states that MuJoCo computes; and that fleets train."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import ndtri
@@ -55,7 +56,7 @@ def twins(name, **settings):
 def state_of(env):
     """MuJoCo's state, with what Gymnasium reads off it."""
     data = env.unwrapped.data
-    return BodyState(*map(np.array, (data.qpos, data.qvel, data.qacc_warmstart, data.body(1).xpos, data.cfrc_ext)))
+    return BodyState(*map(jnp.array, (data.qpos, data.qvel, data.qacc_warmstart, data.body(1).xpos, data.cfrc_ext)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,7 +192,7 @@ def test_new_agents_are_made_from_settings():
         ({"engine": "mjx", "held_out": -1}, "a fleet needs agents >= 1 and held_out >= 0"),
     ],
 )
-def test_invalid_settings_of_engines_are_rejected(settings, sentence):
+def test_invalid_settings_of_engines_are_rejected(untyped, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         ENVS["hopper-mass"](**settings)
 

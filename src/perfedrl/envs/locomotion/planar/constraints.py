@@ -32,6 +32,7 @@ from perfedrl.envs.locomotion.planar.tree import (
     solved,
     twists,
 )
+from perfedrl.types import Whole
 
 NEWTON_STEPS, SEARCH_STEPS = 5, 3
 """Steps of Newton's method and of its line search. Among 40,000 states of random play four steps left errors above
@@ -178,7 +179,7 @@ def constrained(
 ) -> tuple[Scalar, ...]:
     """The acceleration under all constraints, from the one without them."""
 
-    def newton(_: int, x: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    def newton(_: Whole, x: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         found = violations(model, at, rows, x)
         pull = multiplied(model, mass, [one - other for one, other in zip(x, free, strict=True)])
         downhill = [f - g for f, g in zip(forces(model, at, rows, found), pull, strict=True)]
@@ -201,7 +202,7 @@ def line_search(rows: Constraints, found: Violations, ahead: Violations, slope: 
         (stop.weight, value, change) for stop, value, change in zip(rows.stops, found.stops, ahead.stops, strict=True)
     ]
 
-    def search(_: int, carry: Triple) -> Triple:
+    def search(_: Whole, carry: Triple) -> Triple:
         length, low, high = carry
         first, second = slope + length * bend, bend
         for weight, value, change in weighted:

@@ -29,7 +29,7 @@ from perfedrl.envs.locomotion.planar.tree import (
 from perfedrl.envs.locomotion.tasks import RUNGE_KUTTA, BodyState, Physics
 from perfedrl.errors import UserError
 from perfedrl.gym_environment import mujoco_worlds as worlds
-from perfedrl.types import Array
+from perfedrl.types import Array, Whole
 
 PLANAR = ("half-cheetah", "walker")
 MULTIPLIED = ("mass", "inertia", "damping", "friction")
@@ -82,7 +82,7 @@ class PlanarPhysics(Physics):
         for (dof, gear), u in zip(model.gears, control, strict=True):
             motors[dof] = gear * u
 
-        def once(_: int, now: State) -> State:
+        def once(_: Whole, now: State) -> State:
             return step(model, *now, motors)
 
         qpos, qvel = jax.lax.fori_loop(0, steps, once, (tuple(state.qpos), tuple(state.qvel)))
