@@ -31,6 +31,9 @@ class Bowl(eqx.Module):
     def curvature(self, params, v, key, m):
         return -v
 
+    def value(self, params, key, m):
+        return -jnp.sum((params - self.top) ** 2) / 2
+
 
 def direction(theta, top):
     """The meta-gradient of a bowl by hand: (1 - alpha) times the gradient at the adapted parameters."""

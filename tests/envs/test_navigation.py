@@ -187,7 +187,7 @@ def test_the_goals_of_mamls_test_are_drawn_by_its_code():
     np.testing.assert_array_equal(maml_goals(), np.random.uniform(-0.5, 0.5, (40, 2)))
 
 
-def test_scores_on_mamls_goals_before_the_step_do_not_depend_on_the_advantages():
+def test_scores_on_mamls_goals_before_the_step_do_not_depend_on_the_advantages(untyped):
     config = point_config(1, quick=True)
     message = jax.tree.map(lambda x: np.asarray(x)[None], config.experiment.initial_states(0)[0].message)
     run = SimpleNamespace(config=config, message=message)

@@ -46,8 +46,9 @@ def test_the_inner_policy_sees_the_observation_and_then_the_context(name):
     policy = KINDS[name]
     params, obs = parameters(policy), np.asarray([0.3, -1.0, 2.0], np.float32)
     longer, inner = np.append(obs, params["context"]), policy.policy
-    action = policy.sample(params, obs, np.full(policy.noise, 0.3, np.float32))
-    np.testing.assert_array_equal(action, inner.sample(params["policy"], longer, np.full(policy.noise, 0.3, "f4")))
+    u = jnp.full(policy.noise, 0.3)
+    action = policy.sample(params, obs, u)
+    np.testing.assert_array_equal(action, inner.sample(params["policy"], longer, u))
     assert policy.log_prob(params, obs, action) == inner.log_prob(params["policy"], longer, action)
     assert policy.entropy(params, obs) == inner.entropy(params["policy"], longer)
     same = jax.tree.map(np.array_equal, policy.distribution(params, obs), inner.distribution(params["policy"], longer))

@@ -185,7 +185,7 @@ def normal(u: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "n k"]:
     return ndtri(np.clip(u, EDGE, 1 - EDGE))
 
 
-def clipped(obs: Shaped[np.ndarray, "n d"], mean: Float[np.ndarray, " d"], std: Float[np.ndarray, " d"]) -> np.ndarray:
+def clipped(obs: Shaped[np.ndarray, "n e"], mean: Float[np.ndarray, " d"], std: Float[np.ndarray, " d"]) -> np.ndarray:
     """Return observations with their first components in standard deviations from their mean, clipped."""
     size = len(mean)
     seen = np.clip((obs[:, :size] - mean) / std, -LARGEST, LARGEST)
@@ -202,7 +202,7 @@ def decide_appended(
     decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
     numbers: Float[np.ndarray, " k"],
     obs: Float[np.ndarray, "n d"],
-    u: Float[np.ndarray, "n k"],
+    u: Float[np.ndarray, "n uniforms"],
 ) -> Shaped[np.ndarray, "n ..."]:
     """Decide on observations with some numbers after each."""
     return decide(appended(obs, numbers), u)
@@ -217,7 +217,7 @@ def decide_normalized(
     decide: Callable[[np.ndarray, np.ndarray], np.ndarray],
     mean: Float[np.ndarray, " d"],
     std: Float[np.ndarray, " d"],
-    obs: Shaped[np.ndarray, "n d"],
+    obs: Shaped[np.ndarray, "n e"],
     u: Float[np.ndarray, "n k"],
 ) -> Shaped[np.ndarray, "n ..."]:
     """Decide on observations in standard deviations from their mean, clipped."""

@@ -158,7 +158,7 @@ def runge_kutta(model: PlanarModel, q: Sequence[Scalar], v: Sequence[Scalar], mo
     return jax.lax.scan(stage, start, jnp.asarray(RUNGE_KUTTA, q[0].dtype))[0][1]
 
 
-def moved(x: Sequence[Scalar], length: float, along: Sequence[Scalar]) -> tuple[Scalar, ...]:
+def moved(x: Sequence[Scalar], length: Scalar, along: Sequence[Scalar]) -> tuple[Scalar, ...]:
     """Return x plus a multiple of a direction."""
     return tuple(one + length * step for one, step in zip(x, along, strict=True))
 
