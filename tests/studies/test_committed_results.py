@@ -66,7 +66,7 @@ def test_the_results_are_small():
     assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) < 5e6
 
 
-def test_every_committed_measurement_of_a_family_belongs_to_a_study():
+def test_every_committed_measurement_of_a_family_belongs_to_a_study(untyped):
     wanted = set()
     for name, study in GROUPS["families"].items():
         runs = {key: SimpleNamespace(config=config) for key, config in study.configs(study.seeds, False).items()}

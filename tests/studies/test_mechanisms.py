@@ -156,7 +156,7 @@ def test_a_measurement_is_cached_by_its_settings(tmp_path):
         MeasurementCache(tmp_path, only_saved=True).load("study", [three._replace(settings={"n": 5})])
 
 
-def test_a_measurement_of_a_run_is_cached_by_the_runs_name(tmp_path):
+def test_a_measurement_of_a_run_is_cached_by_the_runs_name(untyped, tmp_path):
     def size(run, factor):
         return {"x": np.asarray(factor * run.size)}
 

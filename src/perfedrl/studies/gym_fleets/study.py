@@ -172,7 +172,7 @@ def promp_claims(setup: GymFleetSetup, runs: Runs) -> list[Claim]:
     what += f", lower bound at least FedAvg-PG's without a step{within}"
     reached = bool(after.low >= goal - setup.promp.tolerance * abs(goal))
     start = unseen_curve(runs, FEDAVG, "before")[0]
-    level = start + REACHED * (goal - start)
+    level = float(start + REACHED * (goal - start))
     theirs, ours = (first_reach(runs, *curve, level) for curve in ((FEDAVG, "before"), (PROMP, "after")))
     trajectories = f"trajectories per training agent until ProMP's step reaches {100 * REACHED:g} % of FedAvg-PG's gain"
     return [

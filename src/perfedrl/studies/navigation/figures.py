@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from perfedrl.report.plots import BLUE, GREEN, GREY, PINK, Axis, Level, Lines, Panel, Plot, Rollouts, Series
-from perfedrl.studies.base import Runs
 from perfedrl.studies.navigation.maml_goals import (
     AS_TRAINED,
     GENERALIZED,
@@ -28,7 +27,7 @@ def navigation(evidence: Mapping[Any, Any]) -> list[Plot]:
     return [fleet_scores(evidence), maml_goal_scores(evidence), rollouts(evidence)]
 
 
-def fleet_scores(runs: Runs) -> Lines:
+def fleet_scores(runs: Mapping[Any, Any]) -> Lines:
     """The undiscounted return by budget on the fleet's unseen goals, with MAML's on its own goals as levels."""
     run = runs[POINTS]
     deployed = run.deployed
@@ -56,7 +55,7 @@ def maml_levels(where: str = "") -> tuple[Level, Level]:
     return Level(f"MAML, before{where}", MAML_BEFORE, GREY), Level(after, MAML_AFTER, PINK)
 
 
-def rollouts(runs: Runs) -> Rollouts:
+def rollouts(runs: Mapping[Any, Any]) -> Rollouts:
     """Episodes of unseen agents before and after their step, whose length hardly depends on the goal's distance."""
     run = runs[POINTS]
     fleet, deployed = run.config.experiment.fleet, run.deployed

@@ -19,7 +19,7 @@ from perfedrl.experiments.stats import mean_interval
 from perfedrl.experiments.store import Run
 from perfedrl.simulation.simulator import Simulation
 from perfedrl.studies.claims import Claim, single
-from perfedrl.studies.measurement_cache import Arrays, Measurement
+from perfedrl.studies.measurement_cache import Measurement
 
 MAML_BEFORE, MAML_AFTER, MAML_WORST, MAML_TRAJECTORIES = -40.41, -11.71, -29.68, 40
 """MAML's score before and after one gradient step, that of its worst goal, and the least number of trajectories of the
@@ -81,7 +81,7 @@ def measurements_of(run: Any) -> list[Measurement]:
     ]
 
 
-def maml_claims(evidence: Mapping[Any, Arrays]) -> list[Claim]:
+def maml_claims(evidence: Mapping[Any, Any]) -> list[Claim]:
     """Scores on MAML's goals before the step and after it, mean and worst goal, from 40 trajectories and from 20."""
 
     def scores(name: str, budget: int) -> Float[np.ndarray, "seed goal"]:

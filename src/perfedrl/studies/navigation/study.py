@@ -11,7 +11,6 @@ import numpy as np
 
 from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.stats import Interval, mean_interval
-from perfedrl.studies.base import Runs
 from perfedrl.studies.claims import Claim, single
 from perfedrl.studies.measurement_cache import Measurement
 from perfedrl.studies.navigation.maml_goals import STRETCH_TRAJECTORIES, TARGET, maml_claims, measurements_of
@@ -78,7 +77,7 @@ def point_claims(evidence: Mapping[Any, Any]) -> list[Claim]:
     return [*fleet_claims(evidence), *maml_claims(evidence)]
 
 
-def fleet_claims(runs: Runs) -> list[Claim]:
+def fleet_claims(runs: Mapping[Any, Any]) -> list[Claim]:
     """The undiscounted return of the fleet's unseen agents before adaptation and after one step from each budget.
 
     The target is MAML's on other goals and from 40 trajectories. It is asked from 20 on, so the claims show from which
