@@ -1,6 +1,7 @@
 """Imports from modules of the user's own, named `module:attribute`; what goes wrong in them is a `UserError`."""
 
 import importlib
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -12,10 +13,20 @@ from perfedrl.errors import FAILURES, UserError, in_one_line
 
 def imported(reference: str, kind: str) -> Any:
     """Import what `module:attribute` names; `kind` is what it should be, for error messages."""
+    module = imported_module(reference, kind)
     try:
-        return getattr(imported_module(reference, kind), reference.partition(":")[2])
+        found = getattr(module, reference.partition(":")[2])
     except AttributeError as error:
         raise UserError(f"the {kind} {reference!r} cannot be imported: {error}") from error
+    check_not_of_python(found, reference, kind)
+    return found
+
+
+def check_not_of_python(found: Any, reference: str, kind: str) -> None:
+    """Reject functions and classes of Python's own library, such as those that run commands; they make no parts."""
+    home = inspect.getmodule(found) if inspect.isroutine(found) or inspect.isclass(found) else None
+    if home is not None and home.__name__.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(f"the {kind} {reference!r} is a part of Python's library; expected code of your own")
 
 
 def imported_module(reference: str, kind: str) -> ModuleType:

@@ -15,16 +15,21 @@ from perfedrl.own_modules import imported
 
 @dataclass(frozen=True)
 class Registry(Mapping[str, Callable[..., Any]]):
-    """Factories of one kind by name; `module:attribute` names a user's own factory, without registration."""
+    """Factories of one kind by name; `module:attribute` names a user's own factory, without registration.
+
+    A user's own factory is a class of the kind that the registry `makes`, or a function that is not annotated to return
+    anything else.
+    """
 
     kind: str
     entries: types.MappingProxyType[str, Callable[..., Any]]
+    makes: type = object
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         if name in self.entries:
             return self.entries[name]
         if ":" in name:
-            return _import(name, self.kind)
+            return _import(name, self.kind, self.makes)
         raise UserError(f"unknown {self.kind} {name!r}{nearest(name, self.entries)}")
 
     def __iter__(self) -> Iterator[str]:
@@ -57,16 +62,22 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return dict(inspect.signature(self[name], eval_str=True).parameters)
 
 
-def registry(kind: str, /, **entries: Callable[..., Any]) -> Registry:
+def registry(kind: str, makes: type = object, /, **entries: Callable[..., Any]) -> Registry:
     """Make a registry; underscores in the names become hyphens (`fedavg_pg` is written `fedavg-pg` in a config)."""
     named = {name.replace("_", "-"): factory for name, factory in entries.items()}
-    return Registry(kind, types.MappingProxyType(named))
+    return Registry(kind, types.MappingProxyType(named), makes)
 
 
-def _import(reference: str, kind: str) -> Callable[..., Any]:
+def _import(reference: str, kind: str, makes: type) -> Callable[..., Any]:
     factory = imported(reference, kind)
     if not callable(factory):
         raise UserError(f"the {kind} {reference!r} is a {type(factory).__name__}; expected a function or a class")
+    made = factory if inspect.isclass(factory) else inspect.signature(factory, eval_str=True).return_annotation
+    if inspect.isclass(made) and made is not inspect.Signature.empty and not issubclass(made, makes):
+        raise UserError(
+            f"the {kind} {reference!r} makes a {made.__name__}; expected a class or a function that makes a perfedrl "
+            f"{makes.__name__}"
+        )
     return factory
 
 

@@ -8,7 +8,7 @@ uploads), `fedopt.py` (server optimizers), `control_variate.py` (correction of c
 from perfedrl.algorithms.afedpg import AFedPG
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, static
 from perfedrl.algorithms.context import ContextAdaptation
 from perfedrl.algorithms.control_variate import ControlVariate
 from perfedrl.algorithms.fast_fedpg import FastFedPG
@@ -39,6 +39,7 @@ from perfedrl.registry import registry
 
 ALGORITHMS = registry(
     "algorithm",
+    Algorithm,
     afedpg=AFedPG,
     context=ContextAdaptation,
     fedavg_pg=FedAvgPG,
@@ -102,5 +103,6 @@ __all__ = [
     "average",
     "local_steps",
     "privatize",
+    "static",
     "unwrapped",
 ]

@@ -2,14 +2,13 @@
 
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select
+from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select, static
 from perfedrl.algorithms.checks import LARGEST_STEP, check_counts, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, StepKeys, adapt
@@ -54,38 +53,25 @@ class AFedPG(Algorithm):
     Gradients of one tick count as their mean. With `normalize = false` the step is beta d.
     """
 
-    alpha: Any
-    beta: Any
-    momentum: Any
-    decay: Any
-    m: int = eqx.field(static=True)
-    delays: str = eqx.field(static=True)
-    mean_delay: float = eqx.field(static=True)
-    normalize: bool = eqx.field(static=True)
+    alpha: float
+    beta: float
+    m: int = static(30)
+    delays: Literal["none", "uniform", "geometric"] = static("uniform")
+    mean_delay: float = static(2.0)
+    momentum: float = 1.0
+    decay: float = 0.8
+    normalize: bool = static(True)
 
     uploads_may_be_empty = True
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        m: int = 30,
-        delays: Literal["none", "uniform", "geometric"] = "uniform",
-        mean_delay: float = 2.0,
-        momentum: float = 1.0,
-        decay: float = 0.8,
-        normalize: bool = True,
-    ):
-        check_step_sizes(alpha, beta)
-        check_counts(m=m)
-        check_delays(delays, mean_delay)
-        if isinstance(momentum, int | float) and not 0 < momentum <= 1:
-            raise UserError(f"momentum is the weight of a new gradient, above 0 and at most 1; it is {momentum}")
-        if isinstance(decay, int | float) and not 0 <= decay <= 1:
-            raise UserError(f"decay must be from 0 to 1; it is {decay}")
-        self.alpha, self.beta, self.momentum, self.decay = alpha, beta, momentum, decay
-        self.m, self.delays, self.normalize = m, delays, normalize
-        self.mean_delay = 0.0 if delays == "none" else float(mean_delay)
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(m=self.m)
+        check_delays(self.delays, self.mean_delay)
+        if isinstance(self.momentum, int | float) and not 0 < self.momentum <= 1:
+            raise UserError(f"momentum is the weight of a new gradient, above 0 and at most 1; it is {self.momentum}")
+        if isinstance(self.decay, int | float) and not 0 <= self.decay <= 1:
+            raise UserError(f"decay must be from 0 to 1; it is {self.decay}")
 
     @property
     def trajectories_per_round(self) -> int:
@@ -93,8 +79,9 @@ class AFedPG(Algorithm):
         return self.m
 
     def trajectories_after(self, rounds: int) -> int:
-        """Mean cost of an agent in the long run: m trajectories every 1 + `mean_delay` ticks."""
-        return round(rounds * self.m / (1 + self.mean_delay))
+        """Mean cost of an agent in the long run: m trajectories every 1 + `mean_delay` ticks, or in every tick."""
+        delay = 0.0 if self.delays == "none" else self.mean_delay
+        return round(rounds * self.m / (1 + delay))
 
     def init(self, params: Params) -> tuple[ServerState, PendingGradient]:
         nothing, zero = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())

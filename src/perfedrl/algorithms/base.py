@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, PRNGKeyArray, PyTree
+from jaxtyping import Bool, Float, Key, PRNGKeyArray, PyTree
 
 from perfedrl.envs import Fleet
 from perfedrl.estimators import Objective, StepKeys, adapt
@@ -16,6 +16,11 @@ from perfedrl.types import Array, Params, Whole
 
 STEP_SIZES = ("alpha", "beta", "deployment_alpha")
 """Names of fields that hold step sizes: of adaptation, of local steps, and of adaptation at deployment."""
+
+
+def static(default: Any) -> Any:
+    """A field for a count or a choice, with its default: a new value compiles anew, and it cannot differ in a sweep."""
+    return eqx.field(static=True, default=default)
 
 
 class ServerState(NamedTuple):
@@ -121,6 +126,14 @@ class Algorithm(eqx.Module):
         """Smallest number of trajectories that a curvature estimate may be computed from."""
         return 2
 
+    def fitted_to(self, agent: Objective) -> "Algorithm":
+        """Return the algorithm whose `init` makes client states for agents like this one; by default the same.
+
+        Override it where a client's first state depends on its agent, such as one that keeps trajectories; the result
+        is for `init` alone. `agent` is an outline: JAX can trace it, and its trajectories have the right shapes.
+        """
+        return self
+
     # Uploads, personal parts and records.
 
     def unchanged_upload(self, message: PyTree) -> PyTree:
@@ -187,6 +200,11 @@ class AveragedParameters(Algorithm):
         return message
 
 
+def local_step_keys(key: PRNGKeyArray, count: int) -> PyTree[Key[Array, "count 3"]]:
+    """The keys of `count` local steps, a row of `StepKeys` each."""
+    return jax.random.split(key, (count, len(StepKeys._fields)))
+
+
 def local_steps(
     step: Callable[[PyTree, StepKeys], PyTree], carry: PyTree, agent: Objective, key: PRNGKeyArray, count: int
 ) -> PyTree:
@@ -194,7 +212,7 @@ def local_steps(
 
     Compiled into one loop, or run in Python for a Python sampler. The carry may hold more than the parameters.
     """
-    keys = jax.random.split(key, (count, len(StepKeys._fields)))
+    keys = local_step_keys(key, count)
     if agent.traceable:
         return jax.lax.scan(lambda carry, k: (step(carry, StepKeys(*k)), None), carry, keys)[0]
     for k in keys:

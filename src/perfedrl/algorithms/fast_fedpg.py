@@ -2,13 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select
+from perfedrl.algorithms.base import Algorithm, ServerState, average, repeated, select, static
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Array, Params
@@ -37,26 +36,28 @@ class FastFedPG(Algorithm):
     trajectories; the later ones take m each. An agent that missed the even round steps without correction.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
-    m_anchor: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m: int = static(30)
+    m_anchor: int | None = static(None)
 
-    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, m_anchor: int | None = None):
-        anchor = m if m_anchor is None else m_anchor
-        check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m=m, m_anchor=anchor)
-        self.alpha, self.beta = alpha, beta
-        self.local_steps, self.m, self.m_anchor = local_steps, m, anchor
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(local_steps=self.local_steps, m=self.m, m_anchor=self.anchor_trajectories)
+
+    @property
+    def anchor_trajectories(self) -> int:
+        """Trajectories of a gradient at the shared parameters."""
+        return self.m if self.m_anchor is None else self.m_anchor
 
     @property
     def trajectories_per_round(self) -> int:
         """The larger cost of even and odd rounds; `trajectories_after` tells them apart."""
-        return max(self.m_anchor, (self.local_steps - 1) * self.m)
+        return max(self.anchor_trajectories, (self.local_steps - 1) * self.m)
 
     def trajectories_after(self, rounds: int) -> int:
-        return (rounds + 1) // 2 * self.m_anchor + rounds // 2 * (self.local_steps - 1) * self.m
+        return (rounds + 1) // 2 * self.anchor_trajectories + rounds // 2 * (self.local_steps - 1) * self.m
 
     def init(self, params: Params) -> tuple[ServerState, AnchorGradient]:
         nothing = jax.tree.map(jnp.zeros_like, params)
@@ -70,7 +71,7 @@ class FastFedPG(Algorithm):
         keys = StepKeys(*jax.random.split(key, (self.local_steps, len(StepKeys._fields))).T)
 
         def estimate(_: Any, i: Any) -> Params:
-            return agent.gradient(message.theta, keys.outer[i], self.m_anchor)
+            return agent.gradient(message.theta, keys.outer[i], self.anchor_trajectories)
 
         own = repeated(estimate, state.gradient, agent, jnp.where(asked, 1, 0))
         known = (state.round == message.round - 1).astype(message.round.dtype)

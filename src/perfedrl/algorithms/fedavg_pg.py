@@ -1,13 +1,11 @@
 """FedAvg-PG: federated policy gradient for one shared policy, the paper's non-personalized baseline."""
 
 from functools import partial
-from typing import Any
 
-import equinox as eqx
 import optax
 from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.base import AveragedParameters, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Params
@@ -20,16 +18,14 @@ class FedAvgPG(AveragedParameters):
     Training ignores alpha: it is the step size of the adaptation before an evaluation, as for the other algorithms.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m: int = static(30)
 
-    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30):
-        check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m=m)
-        self.alpha, self.beta = alpha, beta
-        self.local_steps, self.m = local_steps, m
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

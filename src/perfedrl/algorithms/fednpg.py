@@ -4,12 +4,11 @@ import numbers
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
@@ -43,16 +42,15 @@ class FedNPG(AveragedParameters):
     every round, back it up at the pairs that m trajectories visit.
     """
 
-    alpha: Any
-    beta: Any
-    entropy: Any
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    entropy: float = 0.1
+    m: int = static(30)
 
-    def __init__(self, alpha: float, beta: float, entropy: float = 0.1, m: int = 30):
-        check_step_sizes(alpha, beta)
-        check_positive(entropy=entropy)
-        check_counts(m=m)
-        self.alpha, self.beta, self.entropy, self.m = alpha, beta, entropy, m
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(entropy=self.entropy)
+        check_counts(m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

@@ -3,13 +3,12 @@
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.base import AveragedParameters, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet, TabularMDP
@@ -29,18 +28,16 @@ class FedSARSA(AveragedParameters):
     difference times phi, and so theta by beta / temperature times that. Exact agents take its expectation.
     """
 
-    alpha: Any
-    beta: Any
-    temperature: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m: int = static(30)
+    temperature: float = 1.0
 
-    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, temperature: float = 1.0):
-        check_step_sizes(alpha, beta)
-        check_positive(temperature=temperature)
-        check_counts(local_steps=local_steps, m=m)
-        self.alpha, self.beta, self.temperature = alpha, beta, temperature
-        self.local_steps, self.m = local_steps, m
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(temperature=self.temperature)
+        check_counts(local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

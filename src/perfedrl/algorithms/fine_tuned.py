@@ -1,12 +1,9 @@
 """Fine-tuning: FedAvg-PG in training, and several local steps instead of one at deployment."""
 
-from typing import Any
-
-import equinox as eqx
 import optax
 from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, local_steps
+from perfedrl.algorithms.base import AveragedParameters, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Params, Scalar, StepSize
@@ -19,17 +16,15 @@ class FineTuned(AveragedParameters):
     one step it is FedAvg-PG.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
-    fine_tuning_steps: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m: int = static(30)
+    fine_tuning_steps: int = static(10)
 
-    def __init__(self, alpha: float, beta: float, local_steps: int = 5, m: int = 30, fine_tuning_steps: int = 10):
-        check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m=m, fine_tuning_steps=fine_tuning_steps)
-        self.alpha, self.beta = alpha, beta
-        self.local_steps, self.m, self.fine_tuning_steps = local_steps, m, fine_tuning_steps
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(local_steps=self.local_steps, m=self.m, fine_tuning_steps=self.fine_tuning_steps)
 
     @property
     def personalization_steps(self) -> int:

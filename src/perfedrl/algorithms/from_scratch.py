@@ -1,11 +1,8 @@
 """From scratch: no training; every agent learns from the common start by its own trajectories alone."""
 
-from typing import Any
-
-import equinox as eqx
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.base import Algorithm, ServerState, static
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.estimators import Objective
@@ -19,15 +16,14 @@ class FromScratch(Algorithm):
     training. Rounds cost neither trajectories nor bytes; the steps share the trajectories of the deployment.
     """
 
-    alpha: Any
-    steps: int = eqx.field(static=True)
+    alpha: float
+    steps: int = static(10)
 
     federated = False
 
-    def __init__(self, alpha: float, steps: int = 10):
-        check_step_sizes(alpha, 1.0)
-        check_counts(steps=steps)
-        self.alpha, self.steps = alpha, steps
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, 1.0)
+        check_counts(steps=self.steps)
 
     @property
     def personalization_steps(self) -> int:

@@ -1,12 +1,9 @@
 """LocalPG: every agent trains alone, from scratch; the baseline without federation."""
 
-from typing import Any
-
-import equinox as eqx
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.estimators import Objective, StepKeys
 from perfedrl.types import Array, Params
@@ -19,17 +16,16 @@ class LocalPG(Algorithm):
     `local_steps` steps from m trajectories each. An agent deploys its parameters without a further step.
     """
 
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    beta: float
+    local_steps: int = static(1)
+    m: int = static(20)
 
     federated = False
     serves_unseen = False
 
-    def __init__(self, beta: float, local_steps: int = 1, m: int = 20):
-        check_step_sizes(0.0, beta)
-        check_counts(local_steps=local_steps, m=m)
-        self.beta, self.local_steps, self.m = beta, local_steps, m
+    def __check_init__(self) -> None:
+        check_step_sizes(0.0, self.beta)
+        check_counts(local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

@@ -3,13 +3,12 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.envs import Fleet
 from perfedrl.envs.base import DataTask
@@ -52,41 +51,29 @@ class Mixing(AveragedParameters):
     a step share a key. They are drawn at different parameters, and neither enters the update of the other.
     """
 
-    alpha: Any
-    beta: Any
-    weight: Any
-    weight_rate: Any
-    gradient: str = eqx.field(static=True)
-    radius: float = eqx.field(static=True)
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    weight: float = 0.5
+    weight_rate: float = 0.0
+    gradient: str = static("first-order")
+    radius: float = static(0.1)
+    local_steps: int = static(5)
+    m: int = static(15)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        weight: float = 0.5,
-        weight_rate: float = 0.0,
-        gradient: str = "first-order",
-        radius: float = 0.1,
-        local_steps: int = 5,
-        m: int = 15,
-    ):
-        check_step_sizes(alpha, beta)
-        check_positive(radius=radius)
-        check_counts(local_steps=local_steps, m=m)
-        for name, value in (("weight", weight), ("weight_rate", weight_rate)):
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(radius=self.radius)
+        check_counts(local_steps=self.local_steps, m=self.m)
+        for name, value in (("weight", self.weight), ("weight_rate", self.weight_rate)):
             if isinstance(value, int | float) and not 0 <= value <= 1:
                 raise UserError(f"{name} must be from 0 to 1; it is {value}")
-        if gradient not in GRADIENTS:
-            raise UserError(f"the gradient must be {' or '.join(map(repr, GRADIENTS))}; it is {gradient!r}")
-        if gradient == "zeroth-order" and m < POINTS:
+        if self.gradient not in GRADIENTS:
+            raise UserError(f"the gradient must be {' or '.join(map(repr, GRADIENTS))}; it is {self.gradient!r}")
+        if self.gradient == "zeroth-order" and self.m < POINTS:
             raise UserError(
-                f"zeroth-order gradients compare returns at two points, one trajectory each: m = {m} is too few; "
+                f"zeroth-order gradients compare returns at two points, one trajectory each: m = {self.m} is too few; "
                 f"the nearest choice is m = {POINTS}"
             )
-        self.alpha, self.beta, self.weight, self.weight_rate = alpha, beta, weight, weight_rate
-        self.gradient, self.radius, self.local_steps, self.m = gradient, float(radius), local_steps, m
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require agents with episodes for zeroth-order gradients, which compare returns."""

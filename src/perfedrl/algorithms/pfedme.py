@@ -1,15 +1,14 @@
 """pFedMe: federated maximization of the Moreau envelopes of the agents' returns, by policy gradients."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive
 from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective, StepKeys
@@ -35,29 +34,18 @@ class PFedMe(Algorithm):
     step, w is FedAvgPG's, and so is theta_i: both trajectory for trajectory.
     """
 
-    alpha: Any
-    beta: Any
-    weight: Any
-    server_mix: Any
-    proximal_steps: int = eqx.field(static=True)
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    weight: float = 1.0
+    server_mix: float = 1.0
+    proximal_steps: int = static(1)
+    local_steps: int = static(5)
+    m: int = static(30)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        weight: float = 1.0,
-        server_mix: float = 1.0,
-        proximal_steps: int = 1,
-        local_steps: int = 5,
-        m: int = 30,
-    ):
-        check_proximal(alpha, beta, weight)
-        check_positive(server_mix=server_mix)
-        check_counts(proximal_steps=proximal_steps, local_steps=local_steps, m=m)
-        self.alpha, self.beta, self.weight, self.server_mix = alpha, beta, weight, server_mix
-        self.proximal_steps, self.local_steps, self.m = proximal_steps, local_steps, m
+    def __check_init__(self) -> None:
+        check_proximal(self.alpha, self.beta, self.weight)
+        check_positive(server_mix=self.server_mix)
+        check_counts(proximal_steps=self.proximal_steps, local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

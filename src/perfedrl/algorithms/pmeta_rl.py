@@ -1,14 +1,13 @@
 """pMeta-RL: a personal policy for every agent near a meta-policy that all of them move."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts
 from perfedrl.algorithms.proximal import ProximalState, check_proximal, following, looseness, near_step, start
 from perfedrl.estimators import Objective, StepKeys
@@ -34,17 +33,15 @@ class PMetaRL(AveragedParameters):
     inf, theta_i is w, and w moves as FedAvgPG's with one local step from all of a round's trajectories.
     """
 
-    alpha: Any
-    beta: Any
-    weight: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    weight: float = 1.0
+    local_steps: int = static(5)
+    m: int = static(30)
 
-    def __init__(self, alpha: float, beta: float, weight: float = 1.0, local_steps: int = 5, m: int = 30):
-        check_proximal(alpha, beta, weight)
-        check_counts(local_steps=local_steps, m=m)
-        self.alpha, self.beta, self.weight = alpha, beta, weight
-        self.local_steps, self.m = local_steps, m
+    def __check_init__(self) -> None:
+        check_proximal(self.alpha, self.beta, self.weight)
+        check_counts(local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:

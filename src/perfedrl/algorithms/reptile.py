@@ -1,12 +1,9 @@
 """Reptile: local policy-gradient steps, and a server that moves a part of the way to their mean."""
 
-from typing import Any
-
-import equinox as eqx
 import jax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, average
+from perfedrl.algorithms.base import AveragedParameters, ServerState, average, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes
 from perfedrl.algorithms.fine_tuned import ascend, fine_tune
 from perfedrl.estimators import Objective
@@ -21,27 +18,17 @@ class Reptile(AveragedParameters):
     `adaptation_steps` steps of size alpha share the agent's trajectories.
     """
 
-    alpha: Any
-    beta: Any
-    server_step: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
-    adaptation_steps: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m: int = static(30)
+    server_step: float = 0.5
+    adaptation_steps: int = static(1)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        local_steps: int = 5,
-        m: int = 30,
-        server_step: float = 0.5,
-        adaptation_steps: int = 1,
-    ):
-        check_step_sizes(alpha, beta)
-        check_positive(server_step=server_step)
-        check_counts(local_steps=local_steps, m=m, adaptation_steps=adaptation_steps)
-        self.alpha, self.beta, self.server_step = alpha, beta, server_step
-        self.local_steps, self.m, self.adaptation_steps = local_steps, m, adaptation_steps
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(server_step=self.server_step)
+        check_counts(local_steps=self.local_steps, m=self.m, adaptation_steps=self.adaptation_steps)
 
     @property
     def personalization_steps(self) -> int:

@@ -3,13 +3,12 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask
@@ -53,29 +52,18 @@ class SGMRL(AveragedParameters):
     the return but not credited to D; a critic is held fixed where g is differentiated.
     """
 
-    alpha: Any
-    beta: Any
-    clip: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
-    score_baseline: bool = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m_in: int = static(10)
+    m_out: int = static(10)
+    clip: float | None = None
+    score_baseline: bool = static(True)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        local_steps: int = 5,
-        m_in: int = 10,
-        m_out: int = 10,
-        clip: float | None = None,
-        score_baseline: bool = True,
-    ):
-        check_step_sizes(alpha, beta)
-        check_positive(clip=clip)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
-        self.alpha, self.beta, self.clip = alpha, beta, clip
-        self.local_steps, self.m_in, self.m_out, self.score_baseline = local_steps, m_in, m_out, score_baseline
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(clip=self.clip)
+        check_counts(local_steps=self.local_steps, m_in=self.m_in, m_out=self.m_out)
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require agents with trajectories rather than examples."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
@@ -38,36 +38,23 @@ class SharedRepresentation(Algorithm):
     The head is the last layer of every network, the critic's included, and the policy's standard deviations if any.
     """
 
-    alpha: Any
-    beta: Any
-    head_beta: Any
-    head_steps: int = eqx.field(static=True)
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
-    adapt: str = eqx.field(static=True)
-    adaptation_steps: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    head_beta: float | None = None
+    head_steps: int = static(5)
+    local_steps: int = static(5)
+    m: int = static(15)
+    adapt: str = static("head")
+    adaptation_steps: int = static(1)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        head_beta: float | None = None,
-        head_steps: int = 5,
-        local_steps: int = 5,
-        m: int = 15,
-        adapt: str = "head",
-        adaptation_steps: int = 1,
-    ):
-        check_step_sizes(alpha, beta)
-        check_positive(head_beta=head_beta)
-        check_counts(local_steps=local_steps, m=m, adaptation_steps=adaptation_steps)
-        if head_steps != 0:
-            check_counts(head_steps=head_steps)
-        if adapt not in ADAPTED:
-            raise UserError(f"adapt must be {' or '.join(map(repr, ADAPTED))}; it is {adapt!r}")
-        self.alpha, self.beta, self.head_beta = alpha, beta, head_beta
-        self.head_steps, self.local_steps, self.m = head_steps, local_steps, m
-        self.adapt, self.adaptation_steps = adapt, adaptation_steps
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(head_beta=self.head_beta)
+        check_counts(local_steps=self.local_steps, m=self.m, adaptation_steps=self.adaptation_steps)
+        if self.head_steps != 0:
+            check_counts(head_steps=self.head_steps)
+        if self.adapt not in ADAPTED:
+            raise UserError(f"adapt must be {' or '.join(map(repr, ADAPTED))}; it is {self.adapt!r}")
 
     @property
     def personalization_steps(self) -> int:

@@ -3,13 +3,12 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs.base import DataTask
@@ -73,35 +72,23 @@ class StormPG(AveragedParameters):
     this.
     """
 
-    alpha: Any
-    beta: Any
-    momentum: Any
-    clip_weight: Any
-    clip: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    momentum: float = 0.3
+    local_steps: int = static(5)
+    m_in: int = static(10)
+    m_out: int = static(10)
+    clip_weight: float = 2.0
+    clip: float | None = None
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        momentum: float = 0.3,
-        local_steps: int = 5,
-        m_in: int = 10,
-        m_out: int = 10,
-        clip_weight: float = 2.0,
-        clip: float | None = None,
-    ):
-        check_step_sizes(alpha, beta)
-        check_positive(momentum=momentum, clip_weight=clip_weight, clip=clip)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
-        if momentum > 1:
-            raise UserError(f"momentum must be at most 1, where every estimate is fresh; it is {momentum}")
-        if clip_weight < 1:
-            raise UserError(f"clip_weight must be at least 1, the weight of equal parameters; it is {clip_weight}")
-        self.alpha, self.beta, self.momentum, self.clip_weight, self.clip = alpha, beta, momentum, clip_weight, clip
-        self.local_steps, self.m_in, self.m_out = local_steps, m_in, m_out
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(momentum=self.momentum, clip_weight=self.clip_weight, clip=self.clip)
+        check_counts(local_steps=self.local_steps, m_in=self.m_in, m_out=self.m_out)
+        if self.momentum > 1:
+            raise UserError(f"momentum must be at most 1, where every estimate is fresh; it is {self.momentum}")
+        if self.clip_weight < 1:
+            raise UserError(f"clip_weight must be at least 1, the weight of equal parameters; it is {self.clip_weight}")
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require agents with trajectories rather than examples."""

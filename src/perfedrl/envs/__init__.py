@@ -34,6 +34,7 @@ from perfedrl.registry import registry
 
 ENVS = registry(
     "environment",
+    Fleet,
     acrobot=acrobot,
     ant_dir=ant_dir,
     ant_goal=ant_goal,

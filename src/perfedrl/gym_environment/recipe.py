@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from perfedrl.errors import FAILURES, UserError, in_one_line, nearest
-from perfedrl.own_modules import imported_module
+from perfedrl.own_modules import check_not_of_python, imported_module
 
 Factory = Callable[..., Any]
 
@@ -116,6 +116,7 @@ def own_factory(name: str) -> Factory | None:
     """Import the factory `module:function`; return None for a Gymnasium id, which may have a module before it too."""
     attribute = name.partition(":")[2]
     factory = getattr(imported_module(name, "environment"), attribute, None) if attribute else None
+    check_not_of_python(factory, name, "environment")
     return factory if callable(factory) else None
 
 

@@ -12,6 +12,7 @@ from perfedrl.registry import registry
 
 POLICIES = registry(
     "policy",
+    Policy,
     table=table,
     log_linear=log_linear,
     mlp=mlp,
