@@ -60,6 +60,11 @@ class Case(NamedTuple):
     def agent(self):
         return Sampled(self.policy, self.curvature, self.baseline)
 
+    def first_states(self, params, algorithm=None):
+        """The server's and a client's first state, of this algorithm or of another one."""
+        fitted = (algorithm or self.algorithm).fitted_to(self.agent.outline(self.fleet.task(0)))
+        return fitted.init(params)
+
 
 def make(name, **change):
     """A registered algorithm with small batches; it takes of the settings what it has."""
@@ -88,6 +93,9 @@ CASES |= {
         make("per-fedavg-trpo", variant="differentiated", learn_alpha="per-parameter", iterations=5), **NO_EXACT
     ),
     "promp, personal optimizer": Case(make("promp", variant="differentiated", optimizer_state="personal"), **NO_EXACT),
+    "promp, kept batches": Case(
+        make("promp", local_steps=1, optimizer="sgd", epochs=1, rounds_per_batch=2), **NO_EXACT
+    ),
     "two steps, central differences": Case(make("per-fedavg-pg", adaptation_steps=2), curvature="central-fresh"),
     "controlled, learned step": Case(make("per-fedavg-pg", m_h=4, control="shrink", learn_alpha="scalar")),
     "annealed adam, learned step": Case(make("per-fedavg-pg", optimizer="adam", anneal=2, learn_alpha="scalar")),
@@ -172,7 +180,7 @@ class Round(NamedTuple):
 def one_by_one(case, tasks, rounds=ROUNDS):
     """What a network of single agents computes: client by client, each with its own key, then the server."""
     algorithm, made = jax.tree.map(jnp.asarray, (case.algorithm, case.agent))
-    state, start = algorithm.init(case.policy.init(start_key()))
+    state, start = case.first_states(case.policy.init(start_key()), algorithm)
     states, seen = [start] * len(tasks), []
     for k in range(rounds):
         keys = [jax.random.fold_in(agent_key(SEED, i), k) for i in range(len(tasks))]
@@ -243,7 +251,7 @@ def test_messages_states_and_uploads_keep_their_shapes_and_types(name, case):
     """As a compiled loop needs it, in single precision."""
     params, (rounds, state, states) = case.policy.init(start_key()), looped(name)
     first = rounds[0]
-    assert kinds((state, states[0])) == kinds((first.before, first.states[0])) == kinds(case.algorithm.init(params))
+    assert kinds((state, states[0])) == kinds((first.before, first.states[0])) == kinds(case.first_states(params))
     assert all(kinds(played.uploads) == kinds(first.uploads) for played in rounds)
     assert precisions((state, states, first.uploads)) <= {np.dtype(np.float32)}
     assert kinds(case.algorithm.shared(state.message)) == kinds(params)

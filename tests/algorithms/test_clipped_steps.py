@@ -1,6 +1,7 @@
 """Clipped steps on one batch: special cases, early stops, optimizers' states, derivatives through the adaptation."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -109,15 +110,72 @@ def test_played_agents_get_the_numbers_of_compiled_ones():
     """The Python loop samples, and calls compiled functions for everything else."""
     policy = mlp(ARC, (4,))
     agent = Sampled(policy, advantage="gae")
-    evaluation = MonteCarlo(agent, 4, 6)
     played = fleet(*[[Played(task, False) for task in tasks] for tasks in AGENTS])
     ends = []
     for some in (ARC, played):
         algorithm = ProMP(0.5, 0.05, local_steps=2, m_in=3, m_out=3, epochs=2, learn_alpha="per-parameter")
-        simulation = simulation_of(some, policy, [algorithm], [0], agent, evaluation=evaluation)
-        ends.append(list(simulation.run(simulation.begin(), [2]))[-1].fleet_state)
+        simulation = simulation_of(some, policy, [algorithm], [0], agent, evaluation=MonteCarlo(agent, 1, 1))
+        ends.append(simulation.advance(simulation.start(), 0, 2))
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+PLAIN = {"m_in": 40, "m_out": 40, "optimizer": "sgd", "divergence_weight": 0.1, "stop_divergence": 1e9}
+SINGLE = {
+    "compiled": (pf.gridworld(width=3, horizon=5, goals=[(2, 2)]), TABLE),
+    "played": (fleet([Played(AGENTS[0][0], False)]), mlp(ARC, (4,))),
+}
+
+
+@pytest.mark.parametrize("where", SINGLE)
+def test_rounds_with_the_same_batches_are_the_epochs_of_one_round(where):
+    """For one agent, whose upload is the next message: three rounds of one epoch, then three on other batches.
+
+    Keys of batches are those of the round that samples them, so that the second three begin at round 3 in both ways.
+    """
+    some, policy = SINGLE[where]
+    agent, ends = Sampled(policy, baseline="leave-one-out"), {}
+    for rounds, epochs in ((3, 1), (1, 3)):
+        algorithm = ProMP(1.0, 0.2, epochs=epochs, rounds_per_batch=rounds, **PLAIN)
+        simulation = simulation_of(some, policy, [algorithm], [0], agent, evaluation=MonteCarlo(agent, 1, 1))
+        states = [simulation.start()]
+        for first in (0, 3):
+            states.append(simulation.advance(states[-1], first, rounds))
+        ends[epochs] = np.stack([np.concatenate([*map(np.ravel, jax.tree.leaves(x.server.message))]) for x in states])
+    np.testing.assert_allclose(ends[1], ends[3], rtol=0, atol=1e-6)
+    assert all(np.abs(np.diff(ends[1], axis=0)).max(axis=1) > 1e-3)
+
+
+def test_agents_sample_in_the_first_of_every_few_rounds():
+    algorithm = FedPPO(1.0, 0.2, m=4, epochs=1, optimizer="sgd", rounds_per_batch=3).fitted_to(AGENT(GRID.task(0)))
+    assert [algorithm.trajectories_after(k) for k in range(8)] == [0, 4, 4, 4, 8, 8, 8, 12]
+    server, state = algorithm.init(THETA)
+    seen = []
+    for k in range(7):
+        _, state = algorithm.client(server.message, state, AGENT(GRID.task(0)), jax.random.key(k))
+        seen.append(np.asarray(state.batches[1].trajectories.action))
+    same = [np.array_equal(a, b) for a, b in itertools.pairwise(seen)]
+    assert same == [True, True, False, True, True, False]
+
+
+def test_a_batch_from_which_the_policy_has_diverged_is_not_used_again():
+    algorithm = FedPPO(1.0, 5.0, m=4, epochs=1, optimizer="sgd", rounds_per_batch=3, stop_divergence=1e-9)
+    algorithm, agent = algorithm.fitted_to(AGENT(GRID.task(0))), AGENT(GRID.task(0))
+    server, state = algorithm.init(THETA)
+    first, state = algorithm.client(server.message, state, agent, jax.random.key(0))
+    second, state = algorithm.client(first, state, agent, jax.random.key(1))
+    third, state = algorithm.client(second, state, agent, jax.random.key(2))
+    fresh, _ = algorithm.client(third, state, agent, jax.random.key(3))
+    assert np.abs(first.learned.theta - THETA).max() > 1e-3
+    np.testing.assert_array_equal(first.learned.theta, third.learned.theta)
+    assert np.abs(fresh.learned.theta - third.learned.theta).max() > 1e-3
+
+
+def test_states_that_do_not_fit_the_agents_are_rejected():
+    algorithm = FedPPO(1.0, 0.1, m=3, rounds_per_batch=2)
+    server, state = algorithm.init(THETA)
+    with pytest.raises(pf.UserError, match="need states of algorithm"):
+        algorithm.client(server.message, state, AGENT(GRID.task(0)), jax.random.key(0))
 
 
 def config(**algorithm):
@@ -137,11 +195,19 @@ def config(**algorithm):
         ({"optimizer": "adma"}, "there is no optimizer 'adma'"),
         ({"variant": "exact"}, "should be 'first-order' or 'differentiated'"),
         ({"alpha": 0.0, "learn_alpha": "per-parameter"}, "learn_alpha multiplies alpha, which is 0"),
+        ({"rounds_per_batch": 0}, "rounds_per_batch must be at least 1"),
+        ({"rounds_per_batch": 2, "local_steps": 3}, "rounds_per_batch = 2 keeps the batches of one local step"),
     ],
 )
 def test_bad_settings_are_one_sentence_before_compiling(algorithm, said, untyped):
     with pytest.raises(pf.UserError, match=said):
         _ = config(**algorithm).experiment
+
+
+def test_kept_batches_need_every_agent_in_every_round():
+    algorithm = ProMP(1.0, 0.1, m_in=3, m_out=3, rounds_per_batch=2)
+    with pytest.raises(pf.UserError, match="rounds_per_batch = 2 needs every agent in every round"):
+        pf.Experiment(GRID, TABLE, algorithm, participation=0.5)
 
 
 def test_agents_with_examples_and_policies_without_a_divergence_are_rejected():

@@ -93,7 +93,7 @@ def test_a_step_follows_the_gradient_of_the_objective_after_the_adaptation(inner
         else:
             own = how.adapted(Learned(theta, ()), alpha, inner)
         total = outer.surrogate(own, how.clip_ratio)
-        modelled = weight * POLICY.model_fit(own, outer.trajectories, "reward")
+        modelled = weight * POLICY.model_fit(own, inner.trajectories, "reward")
         return total + modelled if inner_loss == "reward-model" else total
 
     rng, eps, step = np.random.default_rng(3), 1e-5, jax.tree.map(jnp.subtract, found.theta, theta)
@@ -189,10 +189,13 @@ def test_without_an_adaptation_and_a_model_context_is_fedppo():
 
 
 def test_played_agents_get_the_numbers_of_compiled_ones():
+    """Also where the rate falls on a schedule, for which they count the rounds."""
     played = fleet(*[[Played(task, False) for task in tasks] for tasks in AGENTS])
-    ends = [end(ContextAdaptation(0.5, 0.05, adaptation_steps=2, **SMALL), some=some) for some in (ARC, played)]
+    annealed = ContextAdaptation(0.5, 0.05, adaptation_steps=2, anneal=4, schedule="cosine", **SMALL)
+    ends = [end(annealed, some=some) for some in (ARC, played)]
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4)
+    assert [after.server.message.round.item() for after in ends] == [2, 2]
 
 
 @pytest.mark.parametrize("name", some_slow(["fedppo", "promp"], ["fedppo"]))
@@ -227,36 +230,31 @@ def config(policy="context-mlp", sees=(), server=None, **algorithm):
     )
 
 
-def test_the_command_personalize_changes_the_context_alone_and_its_file_acts_with_it(tmp_path):
-    run = pf.train(config(), tmp_path)
+@pytest.mark.parametrize("seeing", some_slow([False, True], [True]))
+def test_the_command_personalize_changes_the_context_alone_and_its_file_acts_with_it(seeing, tmp_path):
+    """Also where the server steps and agents see their goals.
+
+    The model then predicts from the goal too, and the file of an agent holds its own goal.
+    """
+    more = {"sees": ["goal"], "server": {"optimizer": "adam", "rate": 0.05}, "optimizer": "sgd"} if seeing else {}
+    run = pf.train(config(**more), tmp_path)
+    made, start = run.config.experiment, jax.tree.map(lambda x: x[0], run.params)
+    assert np.isfinite(run.history.after).all()
     own = pf.personalize(run, agent=2, trajectories=6, episodes=4)
-    start = jax.tree.map(lambda x: x[0], run.params)
     assert moved(start, own.params) == {"context"}
-    policy, obs = run.config.experiment.policy, np.asarray([0.3, -0.2], np.float32)
+    policy = made.fleet.agent(2).policy_in_task(made.policy) if seeing else made.policy
+    obs = np.asarray([0.3, -0.2], np.float32)
     log_prob = [float(policy.log_prob(own.params, obs, np.asarray(a))) for a in range(8)]
     saved = pf.load_policy(own.save(tmp_path / "own.safetensors"))
     assert saved.act(obs, deterministic=True) == int(np.argmax(log_prob))
     np.testing.assert_array_equal(saved.params["context"], own.params["context"])
 
 
-def test_a_server_may_step_and_agents_may_see_their_goals(tmp_path):
-    """The model then predicts from the goal too, and the file of an agent holds its own goal."""
-    run = pf.train(config(sees=["goal"], server={"optimizer": "adam", "rate": 0.05}, optimizer="sgd"), tmp_path)
-    made, start = run.config.experiment, jax.tree.map(lambda x: x[0], run.params)
-    assert np.isfinite(run.history.after).all()
-    own = pf.personalize(run, agent=2, trajectories=6, episodes=4)
-    assert moved(start, own.params) == {"context"}
-    policy, obs = made.fleet.agent(2).policy_in_task(made.policy), np.asarray([0.3, -0.2], np.float32)
-    log_prob = [float(policy.log_prob(own.params, obs, np.asarray(a))) for a in range(8)]
-    saved = pf.load_policy(own.save(tmp_path / "own.safetensors"))
-    assert saved.act(obs, deterministic=True) == int(np.argmax(log_prob))
-
-
 def test_the_rate_falls_on_a_schedule():
     annealed = ContextAdaptation(1.0, 0.1, anneal=4, schedule="cosine")
     assert annealed.annealing == Annealing(4, "cosine")
     assert annealed.uploads_auxiliaries
-    assert end(annealed).server.message.round.item() == 2
+    assert annealed.init(parameters(POLICY))[0].message.round.item() == 0
 
 
 @pytest.mark.parametrize(

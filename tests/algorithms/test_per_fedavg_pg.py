@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.algorithms import ControlVariate, PerFedAvgPG
@@ -66,7 +67,10 @@ def by_hand(optimizer, theta, state, top):
     return theta, state
 
 
-@pytest.mark.parametrize("options", [{}, {"variant": "first-order", "learn_alpha": "scalar"}])
+LEARNED = {"variant": "first-order", "learn_alpha": "scalar"}
+
+
+@pytest.mark.parametrize("options", some_slow([{}, LEARNED], [LEARNED]))
 def test_steps_of_sgd_are_the_plain_steps_bit_for_bit(options):
     ends = []
     for optimizer in ({}, {"optimizer": "sgd"}):

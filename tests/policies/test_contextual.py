@@ -58,14 +58,18 @@ def test_the_inner_policy_sees_the_observation_and_then_the_context(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_the_error_of_the_model_is_a_mean_over_the_decisions_of_all_episodes(name):
-    """Decision by decision, in a loop; rewards and changes are in units of the scale, 0.5."""
+    """Decision by decision, in a loop; rewards and changes are in units of the scale, 0.5.
+
+    The model sees each component of an observation in units of its root mean square over decisions.
+    """
     policy = KINDS[name]
     params = parameters(policy)
     batch = batch_of(policy, params)
     rewards, changes = [], []
+    unit = np.sqrt(np.mean(np.asarray(batch.obs)[np.asarray(batch.mask) == 1] ** 2, axis=0))
     for i in range(4):
         for t in range(int(batch.mask[i].sum())):
-            inputs = [batch.obs[i, t], features(name, np.asarray(batch.action[i, t])), params["context"]]
+            inputs = [batch.obs[i, t] / unit, features(name, np.asarray(batch.action[i, t])), params["context"]]
             found = np.asarray(forward(params["model"], jnp.asarray(np.concatenate(inputs), jnp.float32)))
             rewards.append((found[0] - batch.reward[i, t] / 0.5) ** 2)
             if t + 1 < batch.mask[i].sum():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiers import some_slow
 
 from perfedrl.compilation import jit
 from perfedrl.contracts import members
@@ -61,7 +62,7 @@ def ignoring(params, longer, size):
     return jax.tree.map(widened, params, longer)
 
 
-@pytest.mark.parametrize("env", FAMILIES)
+@pytest.mark.parametrize("env", some_slow(FAMILIES, ["arc", "pendulum", "lqr", "gymnasium"]))
 def test_a_policy_that_ignores_the_numbers_plays_the_same_episodes(env):
     name, kind, parameters = FAMILIES[env]
     plain = ENVS[env](**parameters)

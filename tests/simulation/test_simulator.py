@@ -1,5 +1,8 @@
 """The simulator: results do not depend on pieces, chunks, other seeds or devices, and a sweep compiles once."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -59,6 +62,25 @@ def test_a_small_run_is_bitwise_the_same_in_pieces_in_chunks_and_alone(kind):
         same(whole, run([0, 1, 2], chunk=2, cuts=(3,)))
 
 
+def test_with_the_compilers_usual_settings_a_seed_has_the_same_bits_alone_and_beside_others():
+    """In another process, since the fast tests have settings of their own."""
+    code = """
+import numpy as np, perfedrl as pf
+from perfedrl.simulation.experiment import Experiment
+parts = pf.gridworld(width=2, horizon=3), pf.TableSoftmax(4, 4), pf.PerFedAvgPG(2.0, 0.3, 3, 6, 6, 6)
+def message(*seeds):
+    simulation = pf.Simulation(Experiment(*parts), list(seeds))
+    return np.asarray(simulation.advance(simulation.start(), 0, 3).server.message)
+together = message(0, 1, 2)
+assert np.abs(together).max() > 0.01
+np.testing.assert_array_equal(message(1), together[1:2])
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("fleet", "policy"), [("gridworld", "table"), ("random", "log-linear")])
@@ -111,10 +133,17 @@ def test_results_do_not_depend_on_the_number_of_devices(monkeypatch):
     np.testing.assert_array_equal(one, two)
 
 
-def test_this_version_of_jax_accepts_our_compiler_options():
-    """Without them compiling would be slow and results would depend on the number of seeds that run together."""
-    assert compilation.options("cpu") == compilation.OPTIONS["cpu"]
-    assert compilation.options("tpu") == {}
+def test_this_version_of_jax_accepts_our_compiler_options(monkeypatch):
+    """Without them compiling would be slow and results would depend on the number of seeds that run together.
+
+    What XLA_FLAGS sets is left to it, as in the fast tests.
+    """
+    options = compilation.options.__wrapped__  # not what was found for the flags of this process
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=")
+    assert options("cpu") == compilation.OPTIONS["cpu"]
+    assert options("tpu") == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to= --xla_backend_optimization_level=0")
+    assert set(compilation.OPTIONS["cpu"]) - set(options("cpu")) == {"xla_backend_optimization_level"}
     assert not compilation._known("no_such_option", 1)
 
 

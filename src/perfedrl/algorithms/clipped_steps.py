@@ -4,19 +4,21 @@ What FedPPO, ProMP and `context` share. FedPPO improves a policy on a batch of i
 initialization before an adaptation, on a batch of the adapted policy.
 """
 
+import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float, PRNGKeyArray, PyTree
+from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, select
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_step_keys, local_steps, repeated, select
 from perfedrl.algorithms.checks import check_counts, check_divergence, check_positive, with_trajectories
 from perfedrl.algorithms.learned_adaptation import Adaptation, Learned, pair_of_batches, step_sizes
 from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer
@@ -24,7 +26,7 @@ from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective, SampledBatch, StepKeys
-from perfedrl.types import Array, Params, Scalar
+from perfedrl.types import Array, Params, Scalar, Whole
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class ClippedSteps(Adaptation):
         if not 0 <= self.divergence_weight < float("inf"):
             raise UserError(f"divergence_weight must be a finite number >= 0; it is {self.divergence_weight}")
 
-    def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
+    def objective(self, theta: Params, inner: SampledBatch | None, outer: SampledBatch) -> Float[Array, ""]:
         """Return what the steps maximize at the adapted parameters: the clipped surrogate of the outer batch."""
         return outer.surrogate(theta, self.clip_ratio)
 
@@ -61,15 +63,17 @@ def improve(
     rate: Scalar,
     inner: SampledBatch | None,
     outer: SampledBatch,
+    used_before: bool = False,
 ) -> tuple[Learned, PyTree]:
     """Take up to `epochs` steps on the outer batch, which was sampled with the adapted parameters.
 
-    No further step is taken once the adapted policy diverges from the one that sampled the batch by more than allowed.
+    No further step is taken once the adapted policy diverges from the one that sampled the batch by more than allowed:
+    not even the first one where the batch may have been used in earlier rounds.
     """
 
     def gradient(learned: Learned) -> Learned:
         after, pulled_back = jax.vjp(lambda new: how.adapted(new, alpha, inner), learned)
-        by_adapted = jax.grad(how.objective)(after, outer)
+        by_adapted = jax.grad(how.objective)(after, inner, outer)
         (found,) = pulled_back(by_adapted)
         if inner is None or not how.divergence_weight:
             return found
@@ -85,25 +89,51 @@ def improve(
         apart = outer.divergence(how.adapted(learned, alpha, inner))
         return (learned, moments, going_on & (apart <= how.stop_divergence)), None
 
-    (learned, moments, _), _ = jax.lax.scan(epoch, (learned, moments, jnp.asarray(True)), length=how.epochs)
+    may_step = outer.divergence(how.adapted(learned, alpha, inner)) <= how.stop_divergence if used_before else True
+    (learned, moments, _), _ = jax.lax.scan(epoch, (learned, moments, jnp.asarray(may_step)), length=how.epochs)
     return learned, moments
 
 
-_improve = jit(improve, static_argnums=0)
+_improve = jit(improve, static_argnums=(0, 7))
+
+
+class KeptBatches(NamedTuple):
+    """An agent's state where batches serve several rounds."""
+
+    moments: PyTree
+    """The state of the agent's optimizer, if it is personal."""
+    batches: tuple[SampledBatch | None, SampledBatch]
+    uses: Integer[Array, ""]
+    """The number of rounds that the batches have served; 0 where the next round samples others."""
+
+
+def check_rounds_per_batch(rounds_per_batch: int, local_steps: int) -> None:
+    """Check the numbers of local steps in a round and of rounds with the same batches; only one may be above 1."""
+    check_counts(local_steps=local_steps, rounds_per_batch=rounds_per_batch)
+    if rounds_per_batch > 1 and local_steps > 1:
+        raise UserError(
+            f"rounds_per_batch = {rounds_per_batch} keeps the batches of one local step: set local_steps = 1, "
+            f"not {local_steps}"
+        )
 
 
 class ClippedLearner(Algorithm):
     """The base of algorithms whose agents take clipped steps with an optimizer of their own.
 
-    A subclass has the fields `alpha`, `beta` (the optimizer's rate), `local_steps`, `how` and `annealing`, and says
-    how one batch, or a pair of batches, is sampled.
+    A subclass says how one batch, or a pair of batches, is sampled. beta is the optimizer's rate; `batch_shapes` is
+    None until `fitted_to` sets it.
+
+    With `rounds_per_batch` above 1 an agent keeps its batches for so many rounds. An optimizer on the server then takes
+    several steps on the same trajectories, each along the mean over all agents.
     """
 
-    alpha: eqx.AbstractVar[Any]
-    beta: eqx.AbstractVar[Any]
-    local_steps: eqx.AbstractVar[int]
-    how: eqx.AbstractVar[ClippedSteps]
-    annealing: eqx.AbstractVar[Annealing]
+    alpha: Any
+    beta: Any
+    local_steps: int = eqx.field(static=True)
+    how: ClippedSteps = eqx.field(static=True)
+    annealing: Annealing = eqx.field(static=True)
+    rounds_per_batch: int = eqx.field(static=True)
+    batch_shapes: PyTree
 
     @abstractmethod
     def first_factors(self, params: Params) -> Params:
@@ -114,6 +144,19 @@ class ClippedLearner(Algorithm):
         self, agent: PolicyObjective, learned: Learned, keys: StepKeys
     ) -> tuple[SampledBatch | None, SampledBatch]:
         """Sample the batch of the adaptation, if there is one, and the batch to improve on."""
+
+    @property
+    @abstractmethod
+    def trajectories_per_step(self) -> int:
+        """The number of trajectories of one local step."""
+
+    @property
+    def trajectories_per_round(self) -> int:
+        return self.local_steps * self.trajectories_per_step
+
+    def trajectories_after(self, rounds: int) -> int:
+        """Number of trajectories that `rounds` rounds cost an agent, which samples in the first of every few."""
+        return math.ceil(rounds / self.rounds_per_batch) * self.trajectories_per_round
 
     @property
     def scales_coordinates(self) -> bool:
@@ -127,16 +170,52 @@ class ClippedLearner(Algorithm):
         """The message has the optimizer's state if it is averaged, a client's state if it is personal."""
         learned = Learned(params, self.first_factors(params))
         averaged, personal = self.how.optimizer.placed(self.how.optimizer.init(learned))
+        if self.batch_shapes is not None:
+            personal = KeptBatches(personal, optax.tree.zeros_like(self.batch_shapes), jnp.zeros((), int))
         return ServerState(LearnerMessage(learned, averaged, self.annealing.first_round)), personal
 
+    def fitted_to(self, agent: Objective) -> Algorithm:
+        """Return the algorithm with the shapes of an agent's batches, where the agent keeps them."""
+        if self.rounds_per_batch == 1:
+            return self
+        source = with_trajectories(agent, type(self).__name__)
+
+        def sampled(key: PRNGKeyArray) -> Any:
+            params = source.policy.init(key)
+            return self.batches(source, Learned(params, self.first_factors(params)), StepKeys(key, key, key))
+
+        shapes = jax.eval_shape(sampled, jax.random.key(0))
+        return eqx.tree_at(lambda own: own.batch_shapes, self, shapes, is_leaf=lambda x: x is None)
+
     def client(self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple:
-        """Take tau local steps, each with fresh batches and several epochs on them."""
+        """Take tau local steps, each with fresh batches and several epochs on them, or one step on kept batches."""
         source, optimizer = with_trajectories(agent, type(self).__name__), self.how.optimizer
-        moments = optimizer.start(message.learned, message.moments, state)
-        step = partial(self.step, source, self.annealing.rate(self.beta, message.round))
-        learned, moments = local_steps(step, (message.learned, moments), agent, key, self.local_steps)
+        keeps = isinstance(state, KeptBatches)
+        if self.rounds_per_batch > 1 and not keeps:
+            raise UserError("batches of several rounds need states of algorithm.fitted_to(agent).init(params)")
+        moments = optimizer.start(message.learned, message.moments, state.moments if keeps else state)
+        rate = self.annealing.rate(self.beta, message.round)
+        if keeps:
+            state = self.with_batches(state, source, message.learned, key)
+            learned, moments = _improve(self.how, message.learned, moments, self.alpha, rate, *state.batches, True)
+        else:
+            step = partial(self.step, source, rate)
+            learned, moments = local_steps(step, (message.learned, moments), agent, key, self.local_steps)
         averaged, personal = optimizer.placed(moments)
-        return LearnerMessage(learned, averaged, self.annealing.next_round(message.round)), personal
+        upload = LearnerMessage(learned, averaged, self.annealing.next_round(message.round))
+        return upload, state._replace(moments=personal) if keeps else personal
+
+    def with_batches(
+        self, kept: KeptBatches, agent: PolicyObjective, learned: Learned, key: PRNGKeyArray
+    ) -> KeptBatches:
+        """Return the state with batches for this round: those that it has, or fresh ones where they are used up."""
+        keys = StepKeys(*local_step_keys(key, 1)[0])
+
+        def sample(_: PyTree, __: Whole) -> tuple[SampledBatch | None, SampledBatch]:
+            return self.batches(agent, learned, keys)
+
+        batches = repeated(sample, kept.batches, agent, jnp.where(kept.uses == 0, 1, 0))
+        return kept._replace(batches=batches, uses=(kept.uses + 1) % self.rounds_per_batch)
 
     def step(self, agent: PolicyObjective, rate: Scalar, carry: tuple, keys: StepKeys) -> tuple[Learned, PyTree]:
         """Sample, and improve on the sample."""
@@ -157,19 +236,27 @@ class ClippedLearner(Algorithm):
         """Require episodes, and a policy whose divergence is known."""
         check_divergence(type(self).__name__, fleet, policy)
 
+    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
+        """Reject client sampling where batches are kept: between two rounds of an agent they would become outdated."""
+        if self.rounds_per_batch > 1 and participants < agents:
+            raise UserError(
+                f"rounds_per_batch = {self.rounds_per_batch} needs every agent in every round: set participation = 1, "
+                "or rounds_per_batch = 1 with more local_steps"
+            )
+
 
 class AdaptedLearner(ClippedLearner):
     """The base of those that improve the parameters before an adaptation, on a batch of the adapted policy.
 
-    A subclass also has the fields `m_in` and `m_out`, the sizes of the batches before and after the adaptation.
+    `m_in` and `m_out` are the sizes of the batches before and after the adaptation.
     """
 
-    m_in: eqx.AbstractVar[int]
-    m_out: eqx.AbstractVar[int]
+    m_in: int = eqx.field(static=True)
+    m_out: int = eqx.field(static=True)
 
     @property
-    def trajectories_per_round(self) -> int:
-        return self.local_steps * (self.m_in + self.m_out)
+    def trajectories_per_step(self) -> int:
+        return self.m_in + self.m_out
 
     def batches(self, agent: PolicyObjective, learned: Learned, keys: StepKeys) -> tuple[SampledBatch, SampledBatch]:
         return pair_of_batches(agent, self.how, learned, self.alpha, keys, self.m_in, self.m_out)

@@ -14,7 +14,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes, with_trajectories
-from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, check_rounds_per_batch
 from perfedrl.algorithms.learned_adaptation import VARIANTS, Learned, adapt_compiled
 from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
 from perfedrl.envs.fleet import Fleet
@@ -30,8 +30,8 @@ TARGETS = {"reward-model": "reward", "dynamics-model": "dynamics", "return": Non
 class ContextSteps(ClippedSteps):
     """Clipped steps around an adaptation of the context alone.
 
-    The adaptation takes `adaptation_steps` steps along the gradient of `fit` on one batch. The outer objective has the
-    model's fit on the outer batch beside the clipped surrogate, weighted with `model_weight`.
+    The adaptation takes `adaptation_steps` steps along the gradient of `fit` on one batch. Beside the clipped surrogate
+    the outer objective has the model's fit after the adaptation, on the same batch, weighted with `model_weight`.
     """
 
     inner_loss: str = "reward-model"
@@ -66,12 +66,16 @@ class ContextSteps(ClippedSteps):
         context, _ = jax.lax.scan(step, context, length=self.adaptation_steps)
         return eqx.combine(context, rest)
 
-    def objective(self, theta: Params, outer: SampledBatch) -> Float[Array, ""]:
-        """Return the clipped surrogate plus the weighted fit of the model, both on the outer batch."""
-        found = super().objective(theta, outer)
-        if TARGETS[self.inner_loss] is None or not self.model_weight:
+    def objective(self, theta: Params, inner: SampledBatch | None, outer: SampledBatch) -> Float[Array, ""]:
+        """Return the clipped surrogate of the outer batch plus the weighted fit of the model on the inner one.
+
+        In the inner batch all agents follow the same policy, so that their rewards tell them apart. In the outer batch
+        each does what is best for it, with about the same rewards: to predict these a model need not know the agent.
+        """
+        found = super().objective(theta, inner, outer)
+        if inner is None or TARGETS[self.inner_loss] is None or not self.model_weight:
             return found
-        return found + self.model_weight * self.fit(theta, outer)
+        return found + self.model_weight * self.fit(theta, inner)
 
 
 class ContextAdaptation(AdaptedLearner):
@@ -83,20 +87,15 @@ class ContextAdaptation(AdaptedLearner):
 
     - `inner_loss`: z descends the mean squared error of the policy's model of rewards ("reward-model") or of changes of
       the observation ("dynamics-model"), or ascends the policy gradient ("return", CAVIA's).
-    - `model_weight`: the weight of minus that error, on the second batch, in the objective of all parameters.
+    - `model_weight`: the weight of minus that error after the adaptation, on the first batch, in the objective of all
+      parameters.
     - `variant`: "differentiated" differentiates through the adaptation; "first-order" takes its gradient as constant,
       so that the model is not trained to give useful gradients.
 
     The other settings are those of `ProMP`. Use it with `advantage = "gae"`.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
     how: ContextSteps = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
 
     def __init__(
         self,
@@ -118,10 +117,12 @@ class ContextAdaptation(AdaptedLearner):
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
         schedule: Literal["linear", "cosine"] = "linear",
+        rounds_per_batch: int = 1,
     ):
         check_choice("variant", variant, VARIANTS)
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        check_counts(m_in=m_in, m_out=m_out)
+        check_rounds_per_batch(rounds_per_batch, local_steps)
         self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
         self.how = ContextSteps(
             LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings),
@@ -135,6 +136,7 @@ class ContextAdaptation(AdaptedLearner):
             model_weight,
         )
         self.annealing = Annealing(anneal, schedule)
+        self.rounds_per_batch, self.batch_shapes = rounds_per_batch, None
 
     def first_factors(self, params: Params) -> Params:
         return ()

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
-from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps
+from perfedrl.algorithms.clipped_steps import ClippedLearner, ClippedSteps, check_rounds_per_batch
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.algorithms.learned_adaptation import Learned
 from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
@@ -26,12 +26,7 @@ class FedPPO(ClippedLearner):
     Use it with `advantage = "gae"`: steps are then in units that do not depend on those of rewards.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
     m: int = eqx.field(static=True)
-    how: ClippedSteps = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
     fine_tuning_steps: int = eqx.field(static=True)
 
     def __init__(
@@ -49,18 +44,21 @@ class FedPPO(ClippedLearner):
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
         schedule: Literal["linear", "cosine"] = "linear",
+        rounds_per_batch: int = 1,
     ):
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m=m, fine_tuning_steps=fine_tuning_steps)
+        check_counts(m=m, fine_tuning_steps=fine_tuning_steps)
+        check_rounds_per_batch(rounds_per_batch, local_steps)
         self.alpha, self.beta, self.local_steps, self.m = alpha, beta, local_steps, m
         self.how = ClippedSteps(
             LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings), epochs, clip_ratio, stop_divergence
         )
         self.annealing, self.fine_tuning_steps = Annealing(anneal, schedule), fine_tuning_steps
+        self.rounds_per_batch, self.batch_shapes = rounds_per_batch, None
 
     @property
-    def trajectories_per_round(self) -> int:
-        return self.local_steps * self.m
+    def trajectories_per_step(self) -> int:
+        return self.m
 
     @property
     def personalization_steps(self) -> int:

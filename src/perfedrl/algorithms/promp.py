@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
 from perfedrl.algorithms.checks import check_choice, check_counts, check_learned_factor, check_step_sizes
-from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, check_rounds_per_batch
 from perfedrl.algorithms.fine_tuned import fine_tune
 from perfedrl.algorithms.learned_adaptation import LEARNED, VARIANTS, first_factors
 from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
@@ -35,13 +35,6 @@ class ProMP(AdaptedLearner):
     Use it with `advantage = "gae"`: steps are then in units that do not depend on those of rewards.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
-    how: ClippedSteps = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
     learn_alpha: str = eqx.field(static=True)
 
     def __init__(
@@ -62,11 +55,13 @@ class ProMP(AdaptedLearner):
         optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
         anneal: int | None = None,
         schedule: Literal["linear", "cosine"] = "linear",
+        rounds_per_batch: int = 1,
     ):
         check_choice("variant", variant, VARIANTS)
         check_choice("learn_alpha", learn_alpha, LEARNED)
         check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
+        check_counts(m_in=m_in, m_out=m_out)
+        check_rounds_per_batch(rounds_per_batch, local_steps)
         check_learned_factor(alpha, learn_alpha)
         self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
         self.how = ClippedSteps(
@@ -78,6 +73,7 @@ class ProMP(AdaptedLearner):
             variant == "first-order",
         )
         self.annealing, self.learn_alpha = Annealing(anneal, schedule), learn_alpha
+        self.rounds_per_batch, self.batch_shapes = rounds_per_batch, None
 
     @property
     def learns_step_size(self) -> bool:

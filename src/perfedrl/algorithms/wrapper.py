@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
@@ -10,6 +11,7 @@ from perfedrl.algorithms.base import Algorithm
 from perfedrl.contracts import delegated
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
 
 
 class Wrapper(Algorithm):
@@ -57,6 +59,10 @@ class Wrapper(Algorithm):
     least_agents = delegated("inner")
     check_supports = delegated("inner")
     check_participation = delegated("inner")
+
+    def fitted_to(self, agent: Objective) -> Algorithm:
+        """Return the wrapper around the inner algorithm for agents like this one."""
+        return eqx.tree_at(lambda wrapper: wrapper.inner, self, self.inner.fitted_to(agent))
 
 
 def unwrapped(algorithm: Algorithm) -> Algorithm:

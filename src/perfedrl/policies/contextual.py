@@ -28,6 +28,9 @@ from perfedrl.saved_policies import descriptions
 from perfedrl.saved_policies.decisions import decide_appended
 from perfedrl.types import Array, Noise, Params, Trajectory
 
+SMALLEST_UNIT = 1e-6
+"""The least root mean square that a component is divided by, for components that are always 0."""
+
 CONTEXT = "context"
 """The key of the context among the parameters."""
 
@@ -37,8 +40,9 @@ class Contextual(Policy):
 
     Parameters are {"policy": the inner policy's, "context": z, "model": layers}; z starts at 0. The inner policy's
     observations are the agent's, followed by z. The model is a tanh network of observation, action (one-hot if there
-    are finitely many) and z. Its first output predicts the reward, the others the change of the observation to the
-    next decision, both divided by `model_scale`. Decisions do not depend on the model: it is there for adapting z.
+    are finitely many) and z; each component of the observation is divided by its root mean square in the batch. Its
+    first output predicts the reward, the others the change of the observation to the next decision, both divided by
+    `model_scale`. Decisions do not depend on the model: it is there for adapting z.
     """
 
     policy: Any
@@ -122,7 +126,7 @@ class Contextual(Policy):
             inputs = [obs, self._action_features(action).astype(obs.dtype), params[CONTEXT].astype(obs.dtype)]
             return forward(params["model"], jnp.concatenate(inputs))
 
-        return jax.vmap(jax.vmap(predict))(batch.obs, batch.action)
+        return jax.vmap(jax.vmap(predict))(in_equal_units(batch), batch.action)
 
     def model_fit(self, params: Params, batch: Trajectory, target: str) -> Float[Array, ""]:
         """Minus the model's mean squared error over the decisions of a batch; of an observation, over components too.
@@ -150,6 +154,16 @@ class Contextual(Policy):
 
     def _in_numpy(self, inner: Any, params: Params) -> Decide:
         return partial(decide_appended, inner(params["policy"]), np.asarray(params[CONTEXT]))
+
+
+def in_equal_units(batch: Trajectory) -> Float[Array, "m T d"]:
+    """Divide each component of a batch's observations by its root mean square over decisions.
+
+    A model finds out little from components that are small, such as velocities in large units.
+    """
+    mask = batch.mask[..., None]
+    squares = jnp.sum(batch.obs**2 * mask, axis=(0, 1)) / jnp.sum(mask)
+    return batch.obs / jnp.maximum(jnp.sqrt(squares), SMALLEST_UNIT)
 
 
 def check_context_size(size: int) -> None:

@@ -108,7 +108,18 @@ class Experiment:
 
     def initial_states(self, number: int) -> tuple[ServerState, PyTree]:
         """The server's and a client's first state, from the start parameters of `number`."""
-        return self.algorithm.init(self.start_params(number))
+        return self._fitted_algorithm.init(self.start_params(number))
+
+    @cached_property
+    def _fitted_algorithm(self) -> Algorithm:
+        """The algorithm whose first client states fit the agents."""
+        return self.algorithm.fitted_to(self.outlined_agent)
+
+    @property
+    def outlined_agent(self) -> Objective:
+        """The first agent for its shapes: JAX can trace it, and trajectories that JAX cannot sample are made up."""
+        task = self.fleet.task(0)
+        return self.agent.outline(task) if isinstance(self.agent, Sampled) else self.agent(task)
 
     @cached_property
     def bytes_per_round(self) -> int:
@@ -121,8 +132,7 @@ class Experiment:
 
     def outlined_client(self) -> Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]:
         """One agent's work in the first round as a function of its key, for its shapes: episodes are made up."""
-        task = self.fleet.task(0)
-        agent: Objective = self.agent.outline(task) if isinstance(self.agent, Sampled) else self.agent(task)
+        agent = self.outlined_agent
 
         def work(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
             server, client = self.initial_states(0)
