@@ -266,7 +266,7 @@ BAD = {
     ),
     "unknown parameter of a factory": ({"id": "rooms:drawn", "vary": {"depth": (0, 1)}, "horizon": 3}, "no parameter"),
     "no horizon": ({"id": "rooms:Room"}, "episodes of 'rooms:Room' have no registered length"),
-    "no environment": ({"id": "builtins:dict", "horizon": 3}, "must make a gymnasium.Env; it made a dict"),
+    "no environment": ({"id": "rooms:blueprint", "horizon": 3}, "must make a gymnasium.Env; it made a dict"),
     "actions": ({"id": "rooms:Room", "horizon": 3, "options": {"action": "text"}}, "are not supported"),
     "observations": ({"id": "rooms:Room", "horizon": 3, "options": {"seen": "sequence"}}, "have no fixed length"),
     "options": ({"id": "CartPole-v1", "options": {"wings": 2}}, "cannot be made"),

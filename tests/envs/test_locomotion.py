@@ -192,8 +192,8 @@ def test_workers_play_the_same_bits_as_one_process(name):
 def test_configs_of_cheetahs_take_the_decisions_that_they_say(name):
     file = CONFIGS / f"{name}.toml"
     config = load_config(file)
-    trajectories = config.algorithm["m_in"] + config.algorithm["m_out"]
-    assert config.rounds * config.fleet["agents"] * trajectories * (config.fleet["horizon"] + 1) == 16e6
+    trajectories = config.experiment.algorithm.trajectories_after(config.rounds)
+    assert config.fleet["agents"] * trajectories * (config.fleet["horizon"] + 1) == 16e6
     assert "16 million decisions" in file.read_text()
     assert config.server.anneal == config.rounds
 

@@ -12,8 +12,9 @@ import pytest
 from perfedrl.compilation import jit
 from perfedrl.envs import ENVS
 from perfedrl.envs.locomotion.planar import PlanarPhysics, planar_physics
+from perfedrl.envs.locomotion.planar.gpu_kernel import in_one_kernel
 from perfedrl.envs.locomotion.planar.model import read_model
-from perfedrl.envs.locomotion.planar.physics import plain
+from perfedrl.envs.locomotion.planar.physics import BodyEquations, plain
 from perfedrl.envs.locomotion.planar.tree import factored, multiplied, solved
 from perfedrl.envs.locomotion.tasks import BodyState
 from perfedrl.errors import UserError
@@ -122,3 +123,24 @@ def test_decisions_of_a_fleet_are_gymnasiums():
                 np.testing.assert_allclose(task.observe(state), seen, atol=1e-6)
                 assert not fallen
             env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["half-cheetah", "walker"])
+def test_one_kernel_moves_bodies_as_the_compiled_equations_do(body):
+    """The kernel of a GPU, emulated; walkers bring numbers of their own, since rows of a kernel may have these."""
+    factors = {"body_mass": worlds.Factors([1.2] * 8)} if body == "walker" else {}
+    physics, rng = planar_physics(body, factors), np.random.default_rng(1)
+    qpos = (physics.rest + 0.2 * rng.normal(size=(3, 1, len(physics.rest)))).astype(np.float32)
+    qvel = rng.normal(size=(3, 1, physics.velocities)).astype(np.float32)
+    control = rng.uniform(-1, 1, size=physics.motors).astype(np.float32)
+
+    def plainly(qpos, qvel):
+        found = physics.advance(BodyState(qpos, qvel), control, 2)
+        return jnp.concatenate([found.qpos, found.qvel])
+
+    own = [np.asarray(x, np.float32) for x in physics.varied or ()]
+    kernel = in_one_kernel(BodyEquations(body, 2), 2 * physics.velocities, interpret=True)
+    found = jax.vmap(jax.vmap(lambda qpos, qvel: kernel(jnp.concatenate([qpos, qvel, control, *own]))))(qpos, qvel)
+    np.testing.assert_allclose(found, jax.vmap(jax.vmap(plainly))(qpos, qvel), rtol=0, atol=1e-4)
+    assert np.abs(found - np.concatenate([qpos, qvel], axis=-1)).max() > 0.1

@@ -1,7 +1,9 @@
 """The motion of a planar body: equations of motion, and the two methods of integration that MuJoCo's bodies have."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -11,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from perfedrl.envs.locomotion.planar.constraints import constrained, constraints, forces, violations
+from perfedrl.envs.locomotion.planar.gpu_kernel import has_kernels, in_one_kernel
 from perfedrl.envs.locomotion.planar.model import PlanarModel, Varied, read_model
 from perfedrl.envs.locomotion.planar.tree import (
     Matrix,
@@ -76,17 +79,52 @@ class PlanarPhysics(Physics):
         return BodyState(qpos, qvel)
 
     def advance(self, state: BodyState, control: Float[Array, " motors"], steps: int) -> BodyState:
-        model = in_precision(self.model, state.qpos.dtype)
-        step = runge_kutta if model.runge_kutta else euler
-        motors = [0.0] * model.dofs
-        for (dof, gear), u in zip(model.gears, control, strict=True):
-            motors[dof] = gear * u
+        kind = state.qpos.dtype
+        if has_kernels(kind):
+            moved = in_one_kernel(BodyEquations(self.body, steps), 2 * self.velocities)
+            own = [jnp.asarray(x, kind) for x in self.varied or ()]
+            qpos, qvel = jnp.split(moved(jnp.concatenate([state.qpos, state.qvel, control, *own])), 2)
+        else:
+            model = in_precision(self.model, kind)
+            found = advanced(model, tuple(state.qpos), tuple(state.qvel), tuple(control), steps)
+            qpos, qvel = map(jnp.stack, found)
+        return self.anew_where_invalid(BodyState(qpos, qvel))
 
-        def once(_: Whole, now: State) -> State:
-            return step(model, *now, motors)
 
-        qpos, qvel = jax.lax.fori_loop(0, steps, once, (tuple(state.qpos), tuple(state.qvel)))
-        return self.anew_where_invalid(BodyState(jnp.stack(qpos), jnp.stack(qvel)))
+@dataclass(frozen=True)
+class BodyEquations:
+    """The motion of a body over some steps, from its numbers in a row to its positions and velocities in a row.
+
+    A row has positions, velocities and controls, and for an agent with a model of its own the numbers of `Varied`.
+    """
+
+    body: str
+    steps: int
+
+    def __call__(self, row: list[Scalar]) -> tuple[Scalar, ...]:
+        model = plain(self.body)
+        numbers = iter(row)
+        q, v, control = (tuple(islice(numbers, n)) for n in (model.dofs, model.dofs, len(model.gears)))
+        if own := list(numbers):
+            rest = iter(own)
+            model = model._replace(varied=Varied(*(tuple(islice(rest, len(x))) for x in model.varied)))
+        q, v = advanced(model, q, v, control, self.steps)
+        return *q, *v
+
+
+def advanced(
+    model: PlanarModel, q: tuple[Scalar, ...], v: tuple[Scalar, ...], control: Sequence[Scalar], steps: int
+) -> State:
+    """Positions and velocities after some steps of the physics under constant control."""
+    step = runge_kutta if model.runge_kutta else euler
+    motors = [0.0] * model.dofs
+    for (dof, gear), u in zip(model.gears, control, strict=True):
+        motors[dof] = gear * u
+
+    def once(_: Whole, now: State) -> State:
+        return step(model, *now, motors)
+
+    return jax.lax.fori_loop(0, steps, once, (q, v))
 
 
 def in_precision(model: PlanarModel, kind: Any) -> PlanarModel:
@@ -147,15 +185,23 @@ def runge_kutta(model: PlanarModel, q: Sequence[Scalar], v: Sequence[Scalar], mo
     """One step of the classical Runge-Kutta method of fourth order; its stages are a loop, compiled once."""
     h, none = model.timestep, tuple(jnp.zeros_like(x) for x in q)
 
-    def stage(carry: tuple[State, State], share_and_weight: Array) -> tuple[tuple[State, State], None]:
+    def stage(k: Whole, carry: tuple[State, State]) -> tuple[State, State]:
         (speed, acceleration), (place, velocity) = carry
-        share, weight = share_and_weight
+        share, weight = (kth_constant(k, column, none[0]) for column in zip(*RUNGE_KUTTA, strict=True))
         now = moved(v, share * h, acceleration)
         slope = now, motion(model, moved(q, share * h, speed), now, motors).acceleration
-        return (slope, (moved(place, weight * h, slope[0]), moved(velocity, weight * h, slope[1]))), None
+        return slope, (moved(place, weight * h, slope[0]), moved(velocity, weight * h, slope[1]))
 
     start = (none, none), (tuple(q), tuple(v))
-    return jax.lax.scan(stage, start, jnp.asarray(RUNGE_KUTTA, q[0].dtype))[0][1]
+    return jax.lax.fori_loop(0, len(RUNGE_KUTTA), stage, start)[1]
+
+
+def kth_constant(k: Whole, numbers: Sequence[float], like: Scalar) -> Scalar:
+    """Return number k in the shape of `like`, without an array of all numbers, which a kernel cannot hold."""
+    found = like
+    for i, x in enumerate(numbers):
+        found = jnp.where(k == i, jnp.full_like(like, x), found)
+    return found
 
 
 def moved(x: Sequence[Scalar], length: Scalar, along: Sequence[Scalar]) -> tuple[Scalar, ...]:
