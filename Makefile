@@ -74,6 +74,8 @@ figures: $(STAMP)
 		--json results/families/claims.json
 	$(BIN)/perfedrl reproduce mechanisms --runs results/mechanisms --saved --figures docs/figures \
 		--json results/mechanisms/claims.json
+	$(BIN)/perfedrl reproduce machines --runs results/machines --saved --figures docs/figures \
+		--json results/machines/claims.json
 	$(BIN)/perfedrl compare configs/compare/*.toml --results results/compare --saved --figures docs/figures
 
 # Rewrites the lock from pyproject.toml, for every Python and platform, without the address of any package host.

@@ -491,14 +491,14 @@ RATED = Method("rated", "fedavg-pg", split, search={"server.rate": (0.1, 1.0)}, 
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("own_for_test:Mine", OWN.replace("    alpha: float\n", "")),
-        ("own_for_test:RATED", TABLES_METHOD.replace(', search={"server.rate": (0.1, 1.0)}, tables=TABLES', "")),
-    ],
-)
-@pytest.mark.parametrize("with_source", [True, False])
+WITHOUT_SETTINGS = [
+    ("own_for_test:Mine", OWN.replace("    alpha: float\n", "")),
+    ("own_for_test:RATED", TABLES_METHOD.replace(', search={"server.rate": (0.1, 1.0)}, tables=TABLES', "")),
+]
+LOST = [(*changed, with_source) for changed in WITHOUT_SETTINGS for with_source in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "text", "with_source"), some_slow(LOST, [LOST[0], LOST[3]]))
 def test_a_result_whose_settings_the_method_no_longer_has_is_made_again(
     own, tmp_path, monkeypatch, name, text, with_source
 ):

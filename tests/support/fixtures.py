@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+from tiny_config import FEDAVG
 
 from perfedrl import cli
 from perfedrl.cli import console
 from perfedrl.estimators import BASELINES, CURVATURES
+from perfedrl.experiments import own_code
 from perfedrl.experiments.store import Run
 from perfedrl.simulation.history import Deployment, History
 from perfedrl.studies import STUDIES
@@ -32,6 +34,16 @@ from perfedrl.studies.robustness.study import ATTACKS, MEAN
 from perfedrl.studies.theory.study import SEEDS, Curve, TheoryMeasurements
 from perfedrl.theory.realized_bounds import RealizedBound
 from perfedrl.theory.witness import Agreement
+
+OWN_MODULE = "from perfedrl import FedAvgPG\n\nclass Mine(FedAvgPG):\n    pass\n"
+OWN_TABLE = {
+    **FEDAVG,
+    "name": "t",
+    "seeds": 1,
+    "rounds": 2,
+    "fleet": {"env": "gridworld", "width": 2, "horizon": 2},
+    "algorithm": {"name": "beside_for_test:Mine", "alpha": 1.0, "beta": 0.2, "m": 2},
+}
 
 
 def write(path, table):
@@ -311,3 +323,26 @@ def browser():
     driver = webdriver.Chrome(options, webdriver.ChromeService(driver_binary))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """A function that forgets modules and folders as a new process does; called at both ends of a test."""
+    folders = list(sys.path)
+
+    def forget():
+        monkeypatch.setattr(sys, "path", list(folders))
+        sys.modules.pop("beside_for_test", None)
+        own_code._read.clear()
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def own_config(tmp_path, anew):
+    """A config with a module beside it, in a folder that is not the current one."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "beside_for_test.py").write_text(OWN_MODULE)
+    return write(tmp_path / "d" / "t.toml", OWN_TABLE)

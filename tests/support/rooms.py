@@ -113,3 +113,8 @@ def leaving():
 
 def far(episode):
     return {"far": episode.obs[0, 1]}
+
+
+def blueprint():
+    """A function that makes no environment."""
+    return {"walls": 4}

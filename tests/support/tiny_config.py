@@ -21,3 +21,8 @@ FEDAVG = {
 def changed(**changes) -> dict:
     """The base config with some tables updated and some keys replaced."""
     return {**BASE, **{k: {**BASE[k], **v} if isinstance(v, dict) and k in BASE else v for k, v in changes.items()}}
+
+
+def word():
+    """A function that makes no part of an experiment."""
+    return "word"

@@ -37,6 +37,7 @@ class Extra(NamedTuple):
 
 DP_ACCOUNTING = Extra("dp-accounting", "dp_accounting", "federation")
 GYMNASIUM = Extra("gymnasium", "gymnasium", "gym")
+MUJOCO = Extra("mujoco", "mujoco", "mujoco")
 
 
 def no_configs(_seeds: int, _quick: bool) -> dict[Any, Config]:
