@@ -4,6 +4,7 @@ Decoding trusts nothing: every size, name and offset is checked. Imports nothing
 between processes needs only this file.
 """
 
+import hashlib
 import json
 import math
 import socket
@@ -188,6 +189,16 @@ def _array(name: str, body: memoryview, dtype: np.dtype, shape: tuple[int, ...],
         array = array.copy()
         array.flags.writeable = False
     return array
+
+
+def digest(tensors: Mapping[str, np.ndarray], *texts: str) -> str:
+    """A digest of tensors by their names, types, shapes and bits, together with some texts."""
+    sha = hashlib.sha256(repr(texts).encode())
+    for name in sorted(tensors):
+        x = np.asarray(tensors[name], order="C")
+        sha.update(repr((name, x.dtype.str, x.shape)).encode())
+        sha.update(x.tobytes())
+    return sha.hexdigest()
 
 
 def send(sock: socket.socket, frame: Frame) -> None:

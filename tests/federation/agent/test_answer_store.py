@@ -1,12 +1,13 @@
 """An agent's answer store: repeated questions, stale generations, and damaged files."""
 
 import errno
+import itertools
+import os
 
 import numpy as np
 import pytest
 
 from perfedrl.errors import UserError
-from perfedrl.federation.agent import answer_store
 from perfedrl.federation.agent.answer_store import AnswerStore
 
 
@@ -44,12 +45,53 @@ def test_a_repeated_question_has_the_same_answer(store):
     assert ask("r", 1, 9, "d").upload["u"].tolist() == [4, 12]  # rounds may be missed
     assert AnswerStore(store.folder, 3).answer("r", 2, 9, "d", START, compute).upload["u"].tolist() == [4, 12]
     assert compute.calls == [10, 10, 11, 12]
-    for generation, round_, why in ((1, 10, "stale job"), (2, 8, "is over"), (2, 2**30, "whole number")):
+    for generation, round_, why in ((1, 10, "stale job"), (2, 0, "is over"), (2, 2**30, "whole number")):
         with pytest.raises(UserError, match=why):
             ask("r", generation, round_, "e")
     assert ask("other", 0, 0, "a").upload["u"].tolist() == [5, 10]
     assert store.state("r", 2, 9, START)["s"] == 12
     assert store.state("r", 2, 10, START)["s"] == 13
+
+
+@pytest.mark.parametrize("lost", list(itertools.product([False, True], repeat=4)))
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_a_server_that_loses_its_last_checkpoint_any_number_of_times_gets_the_same_run(store, lost, evaluates):
+    """The checkpoint after round k is lost once if `lost[k]`, when the agent has answered the next round already."""
+    compute, checkpoints, generation, round_, losses = Counting(), [0.0], 1, 0, list(lost)
+    while round_ < len(lost):
+        digest = f"message {checkpoints[round_]}"
+        upload = store.answer("r", generation, round_, digest, START, compute).upload["u"]
+        del checkpoints[round_ + 1 :]
+        checkpoints.append(checkpoints[round_] + float(upload[1]))
+        round_ += 1
+        if evaluates:
+            assert store.state("r", generation, round_, START)["s"] == 10 + round_
+        if losses[round_ - 1]:
+            losses[round_ - 1] = False
+            if round_ < len(lost):
+                store.answer("r", generation, round_, f"message {checkpoints[round_]}", START, compute)
+            store = AnswerStore(store.folder, 3)
+            generation, round_ = generation + 1, round_ - 1
+            store.join("r", generation, START)  # as a new job does before it asks
+            if evaluates:
+                assert store.state("r", generation, round_, START)["s"] == 10 + round_
+    assert checkpoints == [0, 10, 21, 33, 46]
+    assert compute.calls == [10, 11, 12, 13], "an answer was computed twice, or from another state"
+
+
+def test_a_server_may_go_back_by_one_answer_in_a_later_job_only(store):
+    compute = Counting()
+    for round_ in range(4):
+        store.answer("r", 1, round_, str(round_), START, compute)
+    with pytest.raises(UserError, match="round 2 of r is over"):
+        store.answer("r", 1, 2, "2", START, compute)
+    with pytest.raises(UserError, match="round 1 of r is over"):
+        store.answer("r", 2, 1, "1", START, compute)
+    assert not store.answer("r", 2, 2, "2", START, compute).fresh
+    assert store.answer("r", 2, 3, "3", START, compute).upload["u"].tolist() == [4, 13]
+    assert store.answer("r", 3, 2, "another message", START, compute).upload["u"].tolist() == [5, 12]
+    assert store.answer("r", 3, 3, "then another", START, compute).upload["u"].tolist() == [6, 13]
+    assert compute.calls == [10, 11, 12, 13, 12, 13]
 
 
 def test_a_generation_is_stale_once_a_later_one_has_joined(store):
@@ -92,7 +134,7 @@ def test_a_full_disk_leaves_the_old_file_intact(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(answer_store.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="cannot be written: no space left"):
         store.answer("r", 1, 1, "b", START, compute)
     monkeypatch.undo()

@@ -29,6 +29,10 @@ ALGORITHMS = {
     "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order", **STEPS},
     "fedavg-pg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3, "local_steps": 2},
     "shrink": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "m_h": 6, "control": "shrink", **STEPS},
+    "kept batches": {
+        **{"name": "promp", "alpha": 1.0, "beta": 0.3, "m_in": 3, "m_out": 3},
+        **{"epochs": 1, "optimizer": "sgd", "rounds_per_batch": 2},
+    },
 }
 MEASURE = {"name": "monte-carlo", "trajectories": 6, "episodes": 10}
 
@@ -81,7 +85,7 @@ def same(one, two):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrink")] + [
+CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrink", "kept batches")] + [
     ("arc", name) for name in ("exact", "first-order", "fedavg-pg")
 ]
 
@@ -109,6 +113,16 @@ def test_agents_and_a_server_give_the_bits_of_the_simulator(world, algorithm):
     assert measured.before["return"] == history.before[0, 0, 1]
     assert measured.after["return"] == history.after[0, 0, 1]
     assert set(measured.after) == {"return"} | ({"success", "distance"} if world == "arc" else set())
+
+
+def test_agents_that_keep_batches_play_in_some_rounds_and_episodes_of_one_length(monkeypatch):
+    table = plan(algorithm="kept batches")
+    training = LocalTraining(make_config(table), make_agent_config({"fleet": table["fleet"]}), 0)
+    assert [training.trajectories_in(k) for k in range(5)] == [6, 0, 6, 0, 6]
+    longer = jax.tree.map(lambda x: np.concatenate([x, x], axis=-1) if x.ndim else x, training.state)
+    monkeypatch.setattr(training, "_timed", lambda *_: (training.message, longer))
+    with pytest.raises(pf.UserError, match="another length than the horizon"):
+        training.update(training.message, training.state, 0)
 
 
 def test_code_that_is_not_the_servers_is_rejected(tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from nvflare.apis.impl import wf_comm_server
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from perfedrl.cli import federation as cli_federation
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, workflow
@@ -291,6 +292,15 @@ def test_a_config_that_needs_too_many_agents_is_rejected(run, fleet, tmp_path):
     code, _, said = run("federation", "train", fleet.folder, "c.toml", "--min-agents", "5")
     assert code == 2
     assert "every round needs 5 agents, but the config has 3" in said
+
+
+@pytest.mark.parametrize(("agents", "least"), [(1, 1), (2, 2), (3, 2), (4, 3), (10, 6)])
+def test_by_default_a_round_needs_more_than_half_of_the_agents(run, fleet, monkeypatch, agents, least):
+    asked = []
+    monkeypatch.setattr(cli_federation, "train_and_show", lambda *args: asked.append(args[3](agents).min_agents))
+    assert run("federation", "train", fleet.folder, "c.toml")[0] == 0
+    assert run("federation", "train", fleet.folder, "c.toml", "--min-agents", agents)[0] == 0
+    assert asked == [least, agents]
 
 
 @pytest.mark.parametrize("term", ["min_agents", "deadline", "patience", "factor", "strikes"])

@@ -226,6 +226,20 @@ def test_invalid_reports_beside_an_upload_are_ignored(agents, tmp_path, said):
     assert not load_run(tmp_path / "runs" / CONFIG.folder).history.outcomes
 
 
+def test_a_return_that_no_episode_can_have_does_not_reach_the_history(agents, tmp_path):
+    def boast(answers):
+        frame = decode(answers.frames["agent-1"])
+        more = {**frame.tensors, "after.return": np.asarray(1e300)}
+        answers.frames["agent-1"] = encode(Frame("outcomes", frame.fields, more))
+
+    folder = new_run(tmp_path)
+    train(folder, InProcessAgents(agents, {("evaluate", 4): boast}))
+    after = load_run(tmp_path / "runs" / CONFIG.folder).history.after[0]
+    assert np.isfinite(after).tolist() == [[True, True, True], [True, False, True]]
+    assert [e["agent"] for e in folder.events() if e["event"] == "false outcomes"] == ["agent-1"]
+    assert folder.progress()["median"] == np.median(after[1][[0, 2]])
+
+
 def test_a_saved_run_is_reported_by_the_next_job(agents, tmp_path):
     folder, kept = new_run(tmp_path), []
 
@@ -326,11 +340,23 @@ def test_damaged_files_are_one_sentence(agents, tmp_path):
     with pytest.raises(Crash):
         train(folder, InProcessAgents(agents, {("update", 2): crash}))
     folder.checkpoint_path.write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="not a readable safetensors"):
+    (folder.path / "earlier.safetensors").unlink()
+    with pytest.raises(UserError, match=r"checkpoint\.safetensors is damaged"):
         train(folder, InProcessAgents(agents))
     (folder.path / "plan.json").write_text("{")
     with pytest.raises(UserError, match=r"plan\.json is damaged"):
         train(folder, InProcessAgents(agents))
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_server_that_lost_its_last_checkpoint_ends_with_the_simulators_bits(agents, simulated, tmp_path, lost):
+    folder = new_run(tmp_path, patience=0.1)  # so that a refused round ends the test at once
+    with pytest.raises(Crash):
+        train(folder, InProcessAgents(agents, {("update", lost): crash}))
+    folder.checkpoint_path.write_bytes(b"nonsense")
+    train(folder, InProcessAgents(agents))
+    np.testing.assert_array_equal(load_run(tmp_path / "runs" / CONFIG.folder).message, simulated.message)
+    assert "damaged checkpoint" in [event["event"] for event in folder.events()]
 
 
 def test_a_job_finds_modules_where_the_training_was_started(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from perfedrl.errors import UserError
 from perfedrl.federation.server.run_folder import RunFolder, RunSpec, ServerCheckpoint, StaleJob, Terms
 
 
@@ -58,6 +59,54 @@ def test_the_rounds_that_are_done_stand_in_the_checkpoint(tmp_path):
     assert folder.rounds_done() == 7
     folder.checkpoint_path.write_bytes(b"damaged")
     assert folder.rounds_done() == 0
+
+
+def checkpoint(round_):
+    return ServerCheckpoint("r", 0, round_, np.full(3, round_, np.float32), None, {"quarantined": []}, 1.5)
+
+
+def damage(path, content):
+    path.unlink()  # another name of the file keeps its content
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path):
+    folder, like = RunFolder(tmp_path), np.zeros(3, np.float32)
+    generation = folder.next_generation()
+    for round_ in (6, 7):
+        folder.save_checkpoint(checkpoint(round_), generation)
+    assert folder.load_checkpoint("r", like).round == 7
+    whole = folder.checkpoint_path.read_bytes()
+    for i in range(0, len(whole), 7):
+        damage(folder.checkpoint_path, whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
+        found = folder.load_checkpoint("r", like)
+        assert (found.round, found.server.tolist()) == (6, [6, 6, 6]), i
+        assert folder.load_checkpoint("r", like).round == 6, "the good one takes the damaged one's place"
+    damage(folder.checkpoint_path, whole[:-9])
+    assert folder.load_checkpoint("r", like).round == 6
+    assert {event["event"] for event in folder.events()} == {"damaged checkpoint"}
+    folder.save_checkpoint(checkpoint(7), generation)
+    assert folder.load_checkpoint("r", like).round == 7
+    folder.remove_checkpoints()
+    folder.save_checkpoint(checkpoint(1), generation)
+    damage(folder.checkpoint_path, b"")
+    with pytest.raises(UserError, match="is damaged; start the run again with --restart"):
+        folder.load_checkpoint("r", like)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"[" * 100_000, b"", b"3"])
+def test_files_that_are_not_json_are_an_error_of_one_sentence(tmp_path, content):
+    folder = RunFolder(tmp_path)
+    for name in ("plan.json", "fence.json"):
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "progress.json").write_bytes(content)
+    assert folder.progress() == {}
+    for read in (folder.spec, folder.generation):
+        with pytest.raises(UserError, match="is damaged; start the run again with --restart"):
+            read()
+    (tmp_path / "environment.json").write_bytes(b"\xff")
+    with pytest.raises(UserError, match="is damaged"):
+        folder.report()
 
 
 def test_a_cleared_run_keeps_old_jobs_out(tmp_path):

@@ -5,9 +5,10 @@ import pytest
 from in_process_fleet import NAMES, honest_answer
 from real_fleet import config
 
+import perfedrl as pf
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
-from perfedrl.federation.server.answers import Answers
+from perfedrl.federation.server.answers import Answers, largest_return, outlier, unbelievable
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
 from perfedrl.federation.server.run_state_machine import (
     Announce,
@@ -225,6 +226,35 @@ def test_failed_agents_have_until_the_deadline_for_the_last_evaluation():
     assert kinds(rules.answered(state, again, 11.0)[1]) == ["Save", "Announce", "Finish"]
     first, question = until(rules, "evaluate", 0)
     assert Announce() in rules.answered(first, answers(question, failing=[FIRST]), 1.0)[1], "the first one goes on"
+
+
+def test_returns_that_no_episode_can_have_do_not_count():
+    task = pf.gridworld(width=2, horizon=3, discount=0.5).task(0)
+    assert largest_return(task) == task.reward_bound * (1 + 0.5 + 0.25 + 0.125)
+    assert largest_return(pf.pendulum(agents=1, held_out=0).task(0)) == float("inf")
+    fine = {"before.return": -1.9, "after.return": 1.875, "after.score": 1e300}
+    assert unbelievable(fine, 1.9) is None
+    assert unbelievable({**fine, "after.return": 1e300}, 1.9) == (
+        "it reports after.return = 1e+300, and no return is larger than 1.9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("returns", "name"),
+    [
+        ([1.0, 2.0, 3.0], None),
+        ([1.0, 2.0, 1e300], "c"),
+        ([1.0, -1e5, 2.0, 3.0], "b"),
+        ([1.0, 1.0, 1.0], None),
+        ([1.0, 1.0, 2.0], None),
+        ([1.0, 1.0, 9.0], "c"),
+        ([0.0, 0.0, 0.0], None),
+        ([1.0, 1e9], None),
+        ([1.0, float("nan"), 1e9], None),
+    ],
+)
+def test_an_agent_far_from_all_others_is_named(returns, name):
+    assert outlier(dict(zip("abcd", returns, strict=False))) == name
 
 
 def test_outcomes_that_are_missing_are_not_a_number():

@@ -1,13 +1,11 @@
-"""An agent's store on disk: for each run the last answer, and the agent's personal state before and after it.
+"""An agent's store on disk: for each run the last two answers, and the agent's personal state before and after them.
 
 A question that is repeated after an interruption gets the same answer without new trajectories, and a restarted agent
-continues from its last answer.
+continues from its last answer. A server that lost its last checkpoint may go back by one answer.
 """
 
-import hashlib
-import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,16 @@ import numpy as np
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import write_atomically
-from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, encode
+from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, digest, encode
 from perfedrl.registry import abbreviated
 
-FORMAT = 1
+FORMAT = 2
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 NEVER = -1
 """The last answered round of a run before the first answer."""
-PARTS, COUNTS = ("upload", "before", "after"), ("number", "generation", "round", "releases")
+PARTS = ("upload", "before", "after", "earlier_upload", "earlier_before")
+COUNTS = ("number", "generation", "round", "releases", "answered_for", "earlier_round")
+TEXTS = ("digest", "earlier_digest")
 KIND, MOST_BYTES = "memory", 4 * LIMIT
 MOST_ROUNDS = 2**30
 """Rounds are smaller, and so differ from the other numbers that are folded into an agent's key."""
@@ -33,7 +33,10 @@ Tensors = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The last answer in a run, and the agent's state before and after it."""
+    """The last answer in a run, the agent's state before and after it, and the answer before it.
+
+    `generation` is the latest that the agent has heard of, `answered_for` the one that got the last answer.
+    """
 
     number: int
     generation: int
@@ -43,6 +46,27 @@ class StoredAnswer:
     upload: Tensors
     before: Tensors
     after: Tensors
+    answered_for: int
+    earlier_round: int
+    earlier_digest: str
+    earlier_upload: Tensors
+    earlier_before: Tensors
+
+    def as_of(self, round_: int) -> "StoredAnswer":
+        """The record with which to answer a round: this one, or the one before the last answer.
+
+        The latter if a later job asks for an earlier round, since the server lost the checkpoint after it.
+        """
+        if round_ >= self.round or self.generation <= self.answered_for or round_ < self.earlier_round:
+            return self
+        return replace(
+            self,
+            round=self.earlier_round,
+            digest=self.earlier_digest,
+            upload=self.earlier_upload,
+            before=self.earlier_before,
+            after=self.before,
+        )
 
 
 @dataclass(frozen=True)
@@ -80,20 +104,30 @@ class AnswerStore:
         The same round with the same message (the same digest) has the same upload; with another message it is computed
         again from the state before that round.
         """
-        record = self.record_for(run, generation, start)
+        record = self.record_for(run, generation, start).as_of(round_)
         check_round(run, round_, record)
         if round_ == record.round and digest == record.digest:
             self.join(run, generation, start)
             return Answer(record.upload, False, record.releases)
-        before = record.before if round_ == record.round else record.after
+        before = record.before
+        if round_ > record.round:
+            record = replace(
+                record,
+                earlier_round=record.round,
+                earlier_digest=record.digest,
+                earlier_upload=record.upload,
+                earlier_before=record.before,
+            )
+            before = record.after
         upload, after = compute(before)
-        releases = record.releases + private
-        self._save(run, StoredAnswer(self.number, generation, round_, digest, releases, upload, before, after))
-        return Answer(upload, True, releases)
+        about: dict[str, Any] = {"round": round_, "digest": digest, "answered_for": generation}
+        record = replace(record, **about, upload=upload, before=before, after=after, releases=record.releases + private)
+        self._save(run, record)
+        return Answer(upload, True, record.releases)
 
     def state(self, run: str, generation: int, round_: int, start: Tensors) -> Tensors:
         """The agent's state after `round_` rounds."""
-        record = self.record_for(run, generation, start)
+        record = self.record_for(run, generation, start).as_of(round_)
         check_round(run, round_, record)
         return record.before if round_ == record.round else record.after
 
@@ -109,7 +143,9 @@ class AnswerStore:
             raise UserError(f"generation must be a whole number >= 0, got {generation}")
         stored = self.stored(run)
         if stored is None:
-            return StoredAnswer(self.number, generation, NEVER, "", 0, {}, start, start)
+            never = {"answered_for": generation, "earlier_round": NEVER, "earlier_digest": ""}
+            empty: dict[str, Any] = {**never, "earlier_upload": {}, "earlier_before": start}
+            return StoredAnswer(self.number, generation, NEVER, "", 0, {}, start, start, **empty)
         if generation < stored.generation:
             raise UserError(
                 f"this is a stale job: generation {generation} of {run}, and the agent works for {stored.generation}"
@@ -139,19 +175,13 @@ class AnswerStore:
     def write(self, path: Path, content: bytes) -> None:
         """Write a file atomically and durably, readable by the agent's user only."""
         try:
-            write_atomically(path, content)
-            path.chmod(0o600)
-            folder = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            write_atomically(path, content, mode=0o600)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {reason_of(error)}") from error
 
     def _save(self, run: str, record: StoredAnswer) -> None:
         tensors = {f"{part}.{name}": np.asarray(x) for part in PARTS for name, x in getattr(record, part).items()}
-        fields = {name: str(getattr(record, name)) for name in ("digest", *COUNTS)}
+        fields = {name: str(getattr(record, name)) for name in (*TEXTS, *COUNTS)}
         fields |= {"format": str(FORMAT), "content": digest(tensors, *fields.values())}
         self.write(self.path(run), encode(Frame(KIND, fields, tensors)))
 
@@ -163,7 +193,7 @@ def parsed(data: bytes, path: Path) -> StoredAnswer:
         frame = decode(data, MOST_BYTES)
         fields = dict(frame.fields)
         whole = frame.kind == KIND and fields.pop("content") == digest(
-            frame.tensors, *(fields[name] for name in ("digest", *COUNTS))
+            frame.tensors, *(fields[name] for name in (*TEXTS, *COUNTS))
         )
         counts: dict[str, Any] = {name: int(fields[name]) for name in COUNTS}
         format_ = int(fields["format"])
@@ -177,17 +207,8 @@ def parsed(data: bytes, path: Path) -> StoredAnswer:
     for name, x in frame.tensors.items():
         part, _, rest = name.partition(".")
         parts[part][rest] = x
-    return StoredAnswer(digest=fields["digest"], **counts, **parts)
-
-
-def digest(tensors: Mapping[str, np.ndarray], *texts: str) -> str:
-    """A digest of tensors by their names, types, shapes and bits, together with some texts."""
-    sha = hashlib.sha256(repr(texts).encode())
-    for name in sorted(tensors):
-        x = np.asarray(tensors[name], order="C")
-        sha.update(repr((name, x.dtype.str, x.shape)).encode())
-        sha.update(x.tobytes())
-    return sha.hexdigest()
+    texts: dict[str, Any] = {name: fields[name] for name in TEXTS}
+    return StoredAnswer(**texts, **counts, **parts)
 
 
 def check_round(run: str, round_: int, record: StoredAnswer) -> None:

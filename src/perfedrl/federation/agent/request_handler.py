@@ -17,11 +17,11 @@ import numpy as np
 from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.agent.answer_store import Answer, AnswerStore, digest
+from perfedrl.federation.agent.answer_store import Answer, AnswerStore
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
 from perfedrl.federation.environment_report import PLAN_TABLE
-from perfedrl.federation.frames import FAILED_EPISODES, Frame
+from perfedrl.federation.frames import FAILED_EPISODES, Frame, digest
 from perfedrl.saved_policies.file import encode as policy_file
 from perfedrl.types import Params
 
@@ -198,7 +198,7 @@ def told_of_round(training: LocalTraining, round_: int, answer: Answer, seconds:
     mean = "" if training.mean_return is None else f"mean return {training.mean_return:.4g}, "
     n = training.failed_episodes
     failed = f"{n} failed and {'was' if n == 1 else 'were'} drawn again, " if n else ""
-    return f"{of_all}: played {training.trajectories} episodes, {failed}{mean}{seconds:.2f} s, {uploaded}"
+    return f"{of_all}: played {training.trajectories_in(round_)} episodes, {failed}{mean}{seconds:.2f} s, {uploaded}"
 
 
 def told_of_returns(outcomes: AgentOutcomes) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from perfedrl.algorithms import Algorithm, Private, privatize
-from perfedrl.algorithms.wrapper import Wrapper, agent_side
+from perfedrl.algorithms.wrapper import Wrapper, agent_side, shapes
 from perfedrl.compilation import jit
 from perfedrl.envs import PlayedTask
 from perfedrl.errors import FAILURES, UserError, in_one_line
@@ -95,6 +95,11 @@ class LocalTraining:
         """The number of trajectories that one round takes."""
         return self.algorithm.trajectories_per_round
 
+    def trajectories_in(self, round_: int) -> int:
+        """The number of trajectories that a round takes, where rounds differ."""
+        after = self.algorithm.trajectories_after
+        return after(round_ + 1) - after(round_)
+
     @property
     def mean_return(self) -> float | None:
         """The mean return of the episodes of the last request, where they are played in Python."""
@@ -118,6 +123,11 @@ class LocalTraining:
         """
         check_finite(message, "the message")
         upload, after = self._timed(self._computation.train, message, state, round_)
+        if shapes(after) != shapes(state):
+            raise UserError(
+                "the agent's episodes have another length than the horizon of its fleet, so that it cannot keep them "
+                "from round to round: set rounds_per_batch = 1"
+            )
         if self.private is None:
             check_finite((upload, after), f"the agent's result of round {round_}", ": lower alpha or beta")
             return upload, after

@@ -7,13 +7,15 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from perfedrl.envs import BaseTask
 from perfedrl.federation.environment_report import ReportedTask
 from perfedrl.federation.frames import FAILED_EPISODES, BadFrame, Frame, decode
-from perfedrl.federation.server.upload_checks import printable
+from perfedrl.federation.server.upload_checks import ROUNDING, printable
 from perfedrl.simulation.experiment import Experiment
 from perfedrl.simulation.history import History
 from perfedrl.simulation.simulator import RETURNS
 
+FAR = 100.0
 MOST_OUTCOMES, LONGEST_COUNT = 64, 9
 """The largest number of outcomes in one answer, and of digits in a count."""
 
@@ -76,6 +78,37 @@ def outcomes_in(data: bytes | None, kind: str = "outcomes") -> dict[str, float] 
     if frame.kind != kind or len(scalars) < len(frame.tensors) or not fine:
         return None
     return {name: float(x) for name, x in scalars.items()}
+
+
+def largest_return(task: BaseTask) -> float:
+    """The largest absolute return of an episode; infinite where rewards are unbounded."""
+    if task.reward_bound is None:
+        return float("inf")
+    return float(task.reward_bound) * float(np.sum(float(task.discount) ** np.arange(task.horizon + 1)))
+
+
+def unbelievable(outcomes: Mapping[str, float], limit: float) -> str | None:
+    """Why reported outcomes cannot be true, given the largest possible return; None if they can."""
+    for when in ("before.return", "after.return"):
+        if abs(outcomes.get(when, 0.0)) > limit * (1 + ROUNDING):
+            return f"it reports {when} = {outcomes[when]:.3g}, and no return is larger than {limit:.3g}"
+    return None
+
+
+def outlier(returns: Mapping[str, float]) -> str | None:
+    """The agent whose return is farthest from the median, if the mean says nothing of the others because of it.
+
+    That is the case if it is more than `FAR` times as far as the median agent, and moves the mean away from the median
+    by more than the median's own size. Of less than three agents none is an outlier.
+    """
+    known = {name: x for name, x in returns.items() if np.isfinite(x)}
+    if len(known) < 3:
+        return None
+    values = np.array(list(known.values()))
+    median = float(np.median(values))
+    name, far = max(((name, abs(x - median)) for name, x in known.items()), key=lambda item: item[1])
+    moved = abs(float(np.mean(values)) - median)
+    return name if far > FAR * float(np.median(np.abs(values - median))) and moved > abs(median) else None
 
 
 def epsilon_in(data: bytes) -> float | None:

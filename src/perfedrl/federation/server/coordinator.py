@@ -164,8 +164,8 @@ class OpenRun:
         self._end()
 
     def _end(self) -> None:
-        """Remove the checkpoint, and report the end last, since the supervisor acts on it."""
-        self.folder.checkpoint_path.unlink(missing_ok=True)
+        """Remove the checkpoints, and report the end last, since the supervisor acts on it."""
+        self.folder.remove_checkpoints()
         self.state = replace(self.state, phase="finished")
         self.presenter.show(self.state)
 

@@ -23,6 +23,7 @@ class Presenter(Observer):
     def __init__(self, folder: RunFolder, run: str, generation: int, rounds: int, names: tuple[str, ...]):
         self.folder, self._run, self._generation, self._rounds, self._names = folder, run, generation, rounds, names
         self._objective: float | None = None
+        self._median: float | None = None
         self._seconds_per_round: float | None = None
         self._shown = 0.0
 
@@ -32,10 +33,10 @@ class Presenter(Observer):
             self.on_evaluation(state)
 
     def on_evaluation(self, state: RunState) -> None:
-        """Remember the agents' mean return after adaptation."""
+        """Remember the mean and the median of the agents' returns after adaptation."""
         assert state.history is not None
         known = [x for x in state.history.after[0, -1] if np.isfinite(x)]
-        self._objective = float(np.mean(known)) if known else None
+        self._objective, self._median = (float(np.mean(known)), float(np.median(known))) if known else (None, None)
 
     def round_took(self, seconds: float) -> None:
         """Remember how long the last round took."""
@@ -56,7 +57,7 @@ class Presenter(Observer):
         round_, phase, epsilon = (0, "describe", None) if state is None else (state.round, state.phase, state.epsilon)
         status = {"run": self._run, "generation": self._generation, "round": round_, "rounds": self._rounds}
         status |= {"phase": phase, "agents": agents_status(self._names, state, answers)}
-        status |= {"objective": self._objective, "seconds_per_round": self._seconds_per_round}
+        status |= {"objective": self._objective, "median": self._median, "seconds_per_round": self._seconds_per_round}
         self.folder.write_progress({**status, "epsilon": epsilon, "time": time.time()})
 
 

@@ -2,7 +2,8 @@
 
 `plan.json` holds what is trained, `environment.json` what agents report of environments that only they have,
 `fence.json` the generation of jobs that may write, `checkpoint.safetensors` the state after the last round,
-`progress.json` the current status, and `events.jsonl` the log, one event per line.
+`earlier.safetensors` the state before it, which is used if the last one is damaged, `progress.json` the current status,
+and `events.jsonl` the log, one event per line.
 """
 
 import fcntl
@@ -23,20 +24,27 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError
-from perfedrl.experiments.files import read_safetensors, write_atomically
+from perfedrl.experiments.files import read_safetensors, rename_durably, write_atomically
+from perfedrl.federation.frames import digest
 from perfedrl.simulation.history import History
 
 LOCK, REPORT = "lock", "environment.json"
-PLAN, FENCE, CHECKPOINT, PROGRESS, EVENTS = (
+PLAN, FENCE, CHECKPOINT, EARLIER, PROGRESS, EVENTS = (
     "plan.json",
     "fence.json",
     "checkpoint.safetensors",
+    "earlier.safetensors",
     "progress.json",
     "events.jsonl",
 )
-CHECKPOINT_FORMAT = "1"
+CHECKPOINT_FORMAT = "2"
+METADATA = ("format", "run", "seed", "round", "gate", "seconds")
 TRAINED = "trained"
 """The phase in which a job ends after the last round, so that the next job takes in newcomers."""
+
+
+class DamagedCheckpoint(UserError):  # noqa: N818
+    """A checkpoint does not have the content that was written."""
 
 
 class StaleJob(UserError):  # noqa: N818
@@ -143,7 +151,10 @@ class RunFolder:
     def report(self) -> str | None:
         """The report of the agents' environments, if there is one."""
         path = self.path / REPORT
-        return path.read_text(encoding="utf-8") if path.exists() else None
+        try:
+            return path.read_text(encoding="utf-8") if path.exists() else None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is damaged; start the run again with --restart") from error
 
     def next_generation(self) -> int:
         """Start a new generation of jobs, which makes all earlier ones stale, and return its number."""
@@ -181,22 +192,19 @@ class RunFolder:
             yield
 
     def save_checkpoint(self, checkpoint: ServerCheckpoint, generation: int) -> None:
-        """Replace the checkpoint atomically; a failed write leaves the last one intact."""
+        """Replace the checkpoint atomically and keep the last one; a failed write leaves both intact."""
         leaves = jax.tree.leaves(checkpoint.server)
         tensors = {f"server.{i}": np.asarray(leaf, order="C") for i, leaf in enumerate(leaves)}
         if checkpoint.history is not None:
             arrays = checkpoint.history.arrays().items()
             tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in arrays}
-        metadata = {
-            "format": CHECKPOINT_FORMAT,
-            "run": checkpoint.run,
-            "seed": str(checkpoint.seed),
-            "round": str(checkpoint.round),
-            "gate": json.dumps(checkpoint.gate),
-            "seconds": repr(checkpoint.seconds),
-        }
+        round_, gate = str(checkpoint.round), json.dumps(checkpoint.gate)
+        values = CHECKPOINT_FORMAT, checkpoint.run, str(checkpoint.seed), round_, gate, repr(checkpoint.seconds)
+        metadata = dict(zip(METADATA, values, strict=True), content=digest(tensors, *values))
         with self.writing(generation):
             try:
+                if self.checkpoint_path.is_file():
+                    self._copy(CHECKPOINT, EARLIER)
                 write_atomically(self.checkpoint_path, save(tensors, metadata=metadata))
             except OSError as error:
                 why = error.strerror or str(error)
@@ -205,15 +213,43 @@ class RunFolder:
                     "the last checkpoint is intact"
                 ) from error
 
+    def _copy(self, old: str, new: str) -> None:
+        """Give a file a second name, under which it stays when the first is replaced."""
+        temporary = self.path / f".{new}"
+        temporary.unlink(missing_ok=True)
+        os.link(self.path / old, temporary)
+        rename_durably(temporary, self.path / new)
+
     def load_checkpoint(self, run: str, like: PyTree) -> ServerCheckpoint | None:
-        """Read the checkpoint of a run, if there is one; the server's state must have the structure of `like`."""
-        path = self.checkpoint_path
-        if not path.is_file():
+        """Read the checkpoint of a run, if there is one; the server's state must have the structure of `like`.
+
+        If it is damaged, the one before it is used, and the loss is logged; agents can answer its round again.
+        """
+        if not self.checkpoint_path.is_file():
             return None
-        tensors, metadata = read_safetensors(path)
+        try:
+            return self._read_checkpoint(self.checkpoint_path, run, like)
+        except DamagedCheckpoint as error:
+            if not (self.path / EARLIER).is_file():
+                raise
+            found = self._read_checkpoint(self.path / EARLIER, run, like)
+            self._copy(EARLIER, CHECKPOINT)
+            self.log("damaged checkpoint", reason=str(error), round=found.round)
+            return found
+
+    @staticmethod
+    def _read_checkpoint(path: Path, run: str, like: PyTree) -> ServerCheckpoint:
+        """Read a checkpoint and check its content against its digest."""
+        try:
+            tensors, metadata = read_safetensors(path)
+        except UserError as error:
+            raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart") from error
         try:
             if metadata["format"] != CHECKPOINT_FORMAT:
                 raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
+            content = metadata.pop("content")
+            if content != digest(tensors, *(metadata[name] for name in METADATA)):
+                raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart")
             leaves = [tensors[f"server.{i}"] for i in range(len(jax.tree.leaves(like)))]
             arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
             gate = json.loads(metadata["gate"])
@@ -221,13 +257,18 @@ class RunFolder:
         except (KeyError, ValueError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError(f"{path} is damaged; start the run again with --restart") from error
+            raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart") from error
         if [(x.shape, x.dtype) for x in leaves] != [(x.shape, x.dtype) for x in jax.tree.leaves(like)]:
             raise UserError(f"{path} does not fit the config; start the run again with --restart")
         if metadata["run"] != run:
             raise UserError(f"{path} is of another run, {metadata['run']}; start again with --restart")
         server = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return ServerCheckpoint(run, seed, round_, server, History.of(arrays) if arrays else None, gate, seconds)
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        for name in (CHECKPOINT, EARLIER):
+            (self.path / name).unlink(missing_ok=True)
 
     def rounds_done(self) -> int:
         """The number of rounds in the checkpoint; 0 where there is none or it is damaged, which its job reports."""
@@ -269,18 +310,17 @@ class RunFolder:
     def progress(self) -> dict[str, Any]:
         """The current status; empty before the first job."""
         path = self.path / PROGRESS
-        return (_parse(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+        return (_parse(path.read_bytes()) or {}) if path.exists() else {}
 
 
 def _replace(path: Path, content: Any, durable: bool = False) -> None:
     """Write JSON atomically; only `durable` files are forced to disk."""
+    if durable:
+        write_atomically(path, json.dumps(content).encode())
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        temporary.write_text(json.dumps(content), encoding="utf-8")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -289,7 +329,7 @@ def _replace(path: Path, content: Any, durable: bool = False) -> None:
 def _read(path: Path) -> Any:
     """Read a JSON object that must exist."""
     try:
-        content = _parse(path.read_text(encoding="utf-8"))
+        content = _parse(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     if content is None:
@@ -297,10 +337,10 @@ def _read(path: Path) -> Any:
     return content
 
 
-def _parse(text: str) -> dict[str, Any] | None:
+def _parse(text: str | bytes) -> dict[str, Any] | None:
     """Parse a JSON object; None for anything else."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # of bytes that are not UTF-8 too
         return None
     return content if isinstance(content, dict) else None

@@ -20,7 +20,17 @@ from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, encode
-from perfedrl.federation.server.answers import Answers, epsilon_in, failed_episodes_in, history_of, of_kind, outcomes_in
+from perfedrl.federation.server.answers import (
+    Answers,
+    epsilon_in,
+    failed_episodes_in,
+    history_of,
+    largest_return,
+    of_kind,
+    outcomes_in,
+    outlier,
+    unbelievable,
+)
 from perfedrl.federation.server.run_folder import TRAINED, RunSpec, ServerCheckpoint
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate
@@ -295,7 +305,7 @@ class RunStateMachine:
             except UserError as error:
                 return state, [Fail(str(error))]
         elif state.phase == "evaluate":
-            state, commands = self._evaluate(state), [Save(), Announce()]
+            state, commands = self._evaluate(state)
         elif state.phase == "personalize":
             commands = self._personalized(state)
         phase = self._next_phase(state)
@@ -351,12 +361,21 @@ class RunStateMachine:
         weights = self.experiment.weights
         return np.asarray(np.ones(len(self.names)) if weights is None else weights, np.float32)
 
-    def _evaluate(self, state: CoordinatorState) -> CoordinatorState:
-        """Add the agents' outcomes before and after their own adaptation to the history; agents may decline."""
+    def _evaluate(self, state: CoordinatorState) -> tuple[CoordinatorState, list[Command]]:
+        """Add the agents' outcomes before and after their own adaptation to the history; agents may decline.
+
+        Outcomes that cannot be true are left out, and an agent far from all others is named.
+        """
         found = {name: outcomes_in(state.accepted.get(name)) for name in self.names}
-        reported = {name: outcomes for name, outcomes in found.items() if outcomes is not None}
+        limit = largest_return(self.experiment.fleet.task(0))
+        false = {name: why for name, said in found.items() if said and (why := unbelievable(said, limit))}
+        reported = {name: said for name, said in found.items() if said is not None and name not in false}
         now = history_of(reported, self.names, state.round, self.experiment, self.config.seeds)
-        return replace(state, history=now if state.history is None else state.history.extend(now))
+        far = outlier(dict(zip(self.names, now.after[0, 0].tolist(), strict=True))) if now.after.size else None
+        logs = [Log("false outcomes", {"agent": x, "round": state.round, "reason": why}) for x, why in false.items()]
+        logs += [] if far is None else [Log("outlier", {"agent": far, "round": state.round})]
+        history = now if state.history is None else state.history.extend(now)
+        return replace(state, history=history), [*logs, Save(), Announce()]
 
     def _personalized(self, state: CoordinatorState) -> list[Command]:
         """Log the outcomes of each agent's own policy, which stays with the agent, and why others have none."""
