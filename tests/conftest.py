@@ -7,9 +7,11 @@ PERFEDRL_TEST_CACHE to a folder to keep it between sessions.
 """
 
 import atexit
+import gc
 import importlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import tempfile
 
@@ -23,7 +25,7 @@ def prepare_environment() -> None:
         scratch = os.environ["PERFEDRL_TEST_FOLDER"] = tempfile.mkdtemp(prefix="perfedrl-tests-")
         atexit.register(shutil.rmtree, scratch, ignore_errors=True)
     scratch = os.environ["PERFEDRL_TEST_FOLDER"]
-    os.environ["XDG_CACHE_HOME"] = scratch
+    os.environ["XDG_CACHE_HOME"] = os.environ["XDG_DATA_HOME"] = scratch
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("PERFEDRL_TEST_CACHE", os.path.join(scratch, "compiled"))
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -33,10 +35,15 @@ def prepare_environment() -> None:
 
 prepare_environment()
 
-QUICK_COMPILER = {"0.10": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"}
-"""Release of JAX -> settings of XLA that compile faster, to programs that may round differently.
+QUICK_COMPILER = {
+    ("0.10", "x86_64"): "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_max_isa=AVX"
+}
+"""Release of JAX, processor -> settings of XLA that compile faster, to programs that may round differently.
 
-XLA aborts the process at a setting that it does not know, so other releases get none.
+At level 0 it depends on the shapes of a program which products and sums become one instruction with one rounding; AVX
+has no such instruction, so that bits do not depend on the number of seeds there either. XLA aborts the process at a
+setting that it does not know, so other releases and processors get none.
 """
 
 
@@ -49,11 +56,13 @@ def pytest_configure(config):
     os.environ["PERFEDRL_TEST_TIER"] = "all" if tries_all else "fast"
     if not tries_all:
         release = importlib.metadata.version("jax").rpartition(".")[0]
-        os.environ.setdefault("XLA_FLAGS", QUICK_COMPILER.get(release, ""))
+        os.environ.setdefault("XLA_FLAGS", QUICK_COMPILER.get((release, platform.machine()), ""))
     # Few and fixed examples: each may compile, and a test must fail for the same reason twice.
     few = {"deadline": None, "max_examples": 20 if tries_all else 5, "derandomize": True}
     hypothesis.settings.register_profile("perfedrl", **few)
     hypothesis.settings.load_profile("perfedrl")
+    # Tracing makes many objects that live on; a search for garbage after every few hundred takes a tenth of the time.
+    gc.set_threshold(20_000, 20, 20)
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         if tries_all:
             import_with_checks()

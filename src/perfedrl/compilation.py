@@ -76,8 +76,10 @@ def jit(f: Callable[..., Any], **kwargs: Any) -> Jitted:
 
 @lru_cache
 def options(backend: str) -> dict[str, Any]:
-    """Return the options for a backend that this version of JAX knows."""
-    return {name: value for name, value in OPTIONS.get(backend, {}).items() if _known(name, value)}
+    """Return the options for a backend that this version of JAX knows and that XLA_FLAGS does not set."""
+    flags = [flag.partition("=")[0] for flag in os.environ.get("XLA_FLAGS", "").split()]
+    wanted = {name: value for name, value in OPTIONS.get(backend, {}).items() if f"--{name}" not in flags}
+    return {name: value for name, value in wanted.items() if _known(name, value)}
 
 
 def _known(name: str, value: Any) -> bool:

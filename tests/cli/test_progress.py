@@ -130,12 +130,21 @@ def test_a_fleet_prints_plain_lines_without_a_terminal(capsys):
     lines(view("training", round=1, rounds=9, agents={"a": "in", "b": "in"}))
     lines(view("training", round=2, rounds=9))
     clock.now += 20
-    lines(view("training", news=[{"event": "silent", "agent": "b", "round": 5}], round=5, rounds=9, objective=1.5))
+    lines(
+        view(
+            "training",
+            news=[{"event": "silent", "agent": "b", "round": 5}],
+            round=5,
+            rounds=9,
+            objective=1.5,
+            median=1.25,
+        )
+    )
     assert capsys.readouterr().err.splitlines() == [
         "waiting for agents, 1 of 2 agents connected",
         "training, round 1 of 9, 2 answered",
         "round 5: b did not answer in time",
-        "training, round 5 of 9, return after adaptation 1.500",
+        "training, round 5 of 9, return after adaptation 1.500 (median 1.250)",
     ]
 
 

@@ -87,10 +87,10 @@ def test_a_signal_whose_exception_is_lost_before_training_stops_it_too(stoppable
 
     load = runs.load_config
 
-    def load_config(path):
+    def load_config(path, **trust):
         gc.callbacks.append(lose)
         gc.collect()
-        return load(path)
+        return load(path, **trust)
 
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # also where the shell ignores Ctrl-C
     monkeypatch.setattr(runs, "load_config", load_config)
@@ -103,7 +103,7 @@ def test_a_signal_whose_exception_is_lost_before_training_stops_it_too(stoppable
 
 
 def test_a_signal_that_becomes_another_exception_is_no_defect(stoppable, tmp_path, monkeypatch):
-    def load_config(_):
+    def load_config(_, **__):
         STOP.received = signal.SIGTERM
         raise SystemError("an import was interrupted")
 

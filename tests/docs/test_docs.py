@@ -94,6 +94,12 @@ def test_what_the_map_names_exists(item, function, test):
     assert test in TESTS
 
 
+def test_the_tests_that_the_page_on_security_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text()))
+    assert len(named) > 20
+    assert named <= TESTS, named - TESTS
+
+
 OF_EVERY_STUDY = ("study.py", "figures.py", "tables.py")
 
 
@@ -141,7 +147,10 @@ def test_the_federation_page_has_every_command_of_a_fleet():
         (("list", "envs"), "gridworld"),
         (("list", "estimators"), "causal"),
         (("theory", "witness"), "0.1571893"),
-        (("reproduce", "mechanisms", "--runs", "results/mechanisms", "--saved"), "fast-fedpg"),
+        pytest.param(
+            *(("reproduce", "mechanisms", "--runs", "results/mechanisms", "--saved"), "fast-fedpg"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda words: words[0] if isinstance(words, tuple) else "",
 )

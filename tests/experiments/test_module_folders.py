@@ -10,50 +10,18 @@ from interruption import StopAt
 from tiny_config import FEDAVG
 
 import perfedrl as pf
-from perfedrl.experiments import own_code
 from perfedrl.experiments.config import read_config
 from perfedrl.experiments.module_folders import recorded_folders
 from perfedrl.experiments.own_code import module_folders
-from perfedrl.experiments.store import discard_checkpoint, list_interrupted, locked
+from perfedrl.experiments.run_list import list_interrupted
+from perfedrl.experiments.store import discard_checkpoint, locked
 from perfedrl.experiments.training import Interrupted, train
 
-MODULE = "from perfedrl import FedAvgPG\n\nclass Mine(FedAvgPG):\n    pass\n"
-TABLE = {
-    **FEDAVG,
-    "name": "t",
-    "seeds": 1,
-    "rounds": 2,
-    "fleet": {"env": "gridworld", "width": 2, "horizon": 2},
-    "algorithm": {"name": "beside_for_test:Mine", "alpha": 1.0, "beta": 0.2, "m": 2},
-}
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.fixture
-def anew(monkeypatch):
-    """A function that forgets modules and folders as a new process does; called at both ends of a test."""
-    folders = list(sys.path)
-
-    def forget():
-        monkeypatch.setattr(sys, "path", list(folders))
-        sys.modules.pop("beside_for_test", None)
-        own_code._read.clear()
-
-    forget()
-    yield forget
-    forget()
-
-
-@pytest.fixture
-def config(tmp_path, anew):
-    """A config with a module beside it, in a folder that is not the current one."""
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "beside_for_test.py").write_text(MODULE)
-    return write(tmp_path / "d" / "t.toml", TABLE)
-
-
-def test_every_command_on_a_run_finds_the_modules_beside_its_config(config, run, tmp_path, anew):
-    assert run("train", config)[0] == 0
+def test_every_command_on_a_run_finds_the_modules_beside_its_config(own_config, run, tmp_path, anew):
+    assert run("train", own_config)[0] == 0
     (folder,) = (tmp_path / "runs").iterdir()
     for command in (
         ["personalize", folder, "--agent", 0, "--trajectories", 2, "--out", "own.safetensors"],
@@ -69,9 +37,9 @@ def test_every_command_on_a_run_finds_the_modules_beside_its_config(config, run,
     assert "skipped" not in err + out
 
 
-def test_python_and_the_command_line_agree(config, tmp_path, monkeypatch, anew):
-    made = pf.train(config, tmp_path / "runs")
-    assert made.provenance["own_modules"] == {"beside_for_test": str(config.parent)}
+def test_python_and_the_command_line_agree(own_config, tmp_path, monkeypatch, anew):
+    made = pf.train(own_config, tmp_path / "runs")
+    assert made.provenance["own_modules"] == {"beside_for_test": str(own_config.parent)}
     anew()
     assert pf.load_run(made.folder).provenance == made.provenance
     anew()
@@ -79,35 +47,35 @@ def test_python_and_the_command_line_agree(config, tmp_path, monkeypatch, anew):
     assert pf.train("d/t.toml", tmp_path / "runs").from_disk
 
 
-def test_a_folder_counts_only_while_the_module_is_there(config, tmp_path, anew):
-    folder = pf.train(config, tmp_path / "runs").folder
-    (config.parent / "beside_for_test.py").rename(tmp_path / "elsewhere.py")
+def test_a_folder_counts_only_while_the_module_is_there(own_config, tmp_path, anew):
+    folder = pf.train(own_config, tmp_path / "runs").folder
+    (own_config.parent / "beside_for_test.py").rename(tmp_path / "elsewhere.py")
     anew()
     with pytest.raises(pf.UserError, match="No module named 'beside_for_test'"):
         pf.load_run(folder)
-    assert str(config.parent) not in sys.path
+    assert str(own_config.parent) not in sys.path
     record = json.loads((folder / "provenance.json").read_text())
     for damaged in ({}, {"own_modules": 3}, {"own_modules": {"beside_for_test": 3}}, {"own_modules": {"": "/"}}, []):
         (folder / "provenance.json").write_text(json.dumps(damaged))
         assert recorded_folders(folder) == {}
     (folder / "provenance.json").write_text(json.dumps({**record, "own_modules": {"beside_for_test": str(tmp_path)}}))
     (tmp_path / "elsewhere.py").rename(tmp_path / "beside_for_test.py")
-    assert pf.load_run(folder).config.code
+    assert pf.load_run(folder, trust=True).config.code
 
 
-def test_an_interrupted_run_is_listed_and_goes_on_from_its_folder(config, tmp_path, anew):
+def test_an_interrupted_run_is_listed_and_goes_on_from_its_folder(own_config, tmp_path, anew):
     with pytest.raises(Interrupted):
-        train(read_config(config), tmp_path / "runs", observers=[StopAt(1)])
+        train(read_config(own_config), tmp_path / "runs", observers=[StopAt(1)])
     anew()
     (item,) = list_interrupted(tmp_path / "runs")
     anew()
     finished = train(read_config(item.folder / "config.toml"), tmp_path / "runs")
-    assert finished.provenance["own_modules"] == {"beside_for_test": str(config.parent)}
+    assert finished.provenance["own_modules"] == {"beside_for_test": str(own_config.parent)}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [finished.folder.name]
 
 
-def test_a_discarded_checkpoint_leaves_nothing_behind(config, tmp_path):
-    unfinished = read_config(config)
+def test_a_discarded_checkpoint_leaves_nothing_behind(own_config, tmp_path):
+    unfinished = read_config(own_config)
     with pytest.raises(Interrupted):
         train(unfinished, tmp_path / "runs", observers=[StopAt(1)])
     with locked(tmp_path / "runs", unfinished):

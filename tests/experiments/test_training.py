@@ -15,7 +15,7 @@ from tiny_config import changed
 
 import perfedrl as pf
 from perfedrl.errors import UserError
-from perfedrl.experiments import store
+from perfedrl.experiments import run_list, store
 from perfedrl.experiments import training as runner
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
@@ -245,12 +245,12 @@ def test_a_run_that_is_training_now_is_not_called_interrupted(tmp_path, run):
     with pytest.raises(Interrupted):
         train(CONFIG, tmp_path / "runs", observers=[StopAt(2)])
     with store.locked(tmp_path / "runs", CONFIG):
-        (item,) = store.list_interrupted(tmp_path / "runs")
-        assert (item.training, item.round, item.config.rounds) == (True, 2, CONFIG.rounds)
+        (item,) = run_list.list_interrupted(tmp_path / "runs")
+        assert (item.training, item.round, item.rounds) == (True, 2, CONFIG.rounds)
         out = run("list")[1]
         assert f"training: {CONFIG.folder}.partial, round 2 of {CONFIG.rounds}\n" in out
         assert "interrupted" not in out
-    (item,) = store.list_interrupted(tmp_path / "runs")
+    (item,) = run_list.list_interrupted(tmp_path / "runs")
     assert not item.training
     (item.folder / store.LOCK).write_bytes(b"")
     assert not store.is_locked(item.folder), "the lock file of a process that was killed"

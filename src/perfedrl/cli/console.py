@@ -23,6 +23,10 @@ RunsFolder = Annotated[Path, typer.Option("--runs", help="Folder for runs, one f
 Restart = Annotated[
     bool, typer.Option("--restart", help="Train again from the first round, also finished and interrupted runs.")
 ]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the code that a run names, although you did not train it on this machine."),
+]
 Chunk = Annotated[
     int | None,
     typer.Option(help="Number of agents that run at a time, for fleets that exceed memory; results do not change."),

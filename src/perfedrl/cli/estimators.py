@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_line
+from perfedrl.cli.console import JsonFile, Trust, as_json, out, print_written, status_line
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, check_folder, write_atomically
 from perfedrl.studies.estimators import REFERENCE, REPLICATES, EstimatorComparison, compare_estimators, tables
@@ -40,6 +40,7 @@ def estimators(
     figures: Annotated[Path, typer.Option(help="Folder for the figure, which is named after the config.")] = Path(
         "figures"
     ),
+    trust: Trust = False,
     json_file: JsonFile = None,
 ) -> None:
     """Compare estimators on a fleet: bias, variance and cost of every curvature form with every baseline.
@@ -54,7 +55,7 @@ def estimators(
         check_file(json_file)
     compilation.use_all_cores()
     compilation.enable_cache()
-    checked = meta_config(1) if config is None else load_config(config)
+    checked = meta_config(1) if config is None else load_config(config, trust=trust)
     with status_line("measuring") as progress:
         found = compare_estimators(
             checked,

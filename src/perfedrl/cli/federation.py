@@ -108,7 +108,7 @@ def train(
     config: Annotated[Path, typer.Argument(help="An experiment's config, as for `perfedrl train`.")],
     seed: Annotated[int | None, typer.Option(help="One of the config's seeds; the first by default.")] = None,
     min_agents: Annotated[
-        int | None, typer.Option(help="The least number of answers in a round; all by default.")
+        int | None, typer.Option(help="The least number of answers in a round; more than half of all by default.")
     ] = None,
     deadline: Annotated[
         float, typer.Option(help="Seconds after which a round closes with the agents that answered.")
@@ -139,7 +139,8 @@ def train(
     from perfedrl.federation.server.run_folder import Terms
 
     def terms(agents: int) -> Terms:
-        return Terms(agents if min_agents is None else min_agents, deadline, patience, factor, strikes, personalize)
+        least = agents // 2 + 1 if min_agents is None else min_agents
+        return Terms(least, deadline, patience, factor, strikes, personalize)
 
     train_and_show(folder, config, seed, terms, wait, restart, release or [])
 
@@ -176,6 +177,12 @@ def train_and_show(
         places = dict.fromkeys((Path.cwd(), file.parent.resolve()))
         with handled(), only_training(fleet):
             run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
+            spec = run_folder.spec()
+            if spec.terms.min_agents < len(spec.agents):
+                print_message(
+                    f"a round needs answers of {spec.terms.min_agents} of {len(spec.agents)} agents; set --min-agents "
+                    f"{len(spec.agents)} to stop rather than go on without one"
+                )
             with live_line(f"run {same_command(restart)} to continue from the last round") as watch:
                 Supervisor(fleet, run_folder, wait, watch).run()
         done = finished(fleet, config)
@@ -247,7 +254,7 @@ def summary(view: Any) -> str:
     counts = {kind: states.count(kind) for kind in dict.fromkeys(("in", "waiting", *states)) if kind in states}
     parts = [f"{count} {WORDS.get(kind, kind)}" for kind, count in counts.items()]
     if now.get("objective") is not None:
-        parts.append(f"return after adaptation {now['objective']:.3f}")
+        parts.append(f"return after adaptation {now['objective']:.3f} (median {now['median']:.3f})")
     if now.get("seconds_per_round") is not None:
         parts.append(f"{now['seconds_per_round']:.2f} s/round")
     if now.get("epsilon") is not None:
@@ -270,6 +277,9 @@ def sentence(event: dict[str, Any]) -> str | None:
         "membership": f"starting a new job to take in: {', '.join(event.get('agents', []))}",
         "killed": f"round {round_}: {agent} was killed on purpose",
         "server lost": "the server does not answer; training continues when it is back",
+        "false outcomes": f"round {round_}: outcomes of {agent} do not count: {reason}",
+        "outlier": f"round {round_}: the return of {agent} is far from those of all others; see the median",
+        "damaged checkpoint": f"the last checkpoint is damaged; training continues after round {round_}",
         "job lost": "the NVFlare job ended; submitting it again",
         "personalized": f"{agent}: return {before:.3f} before adaptation, "
         f"{'only ' if after < before else ''}{after:.3f} after",

@@ -68,6 +68,7 @@ def personalize(
     seed: Annotated[int | None, typer.Option(help="The run's seed to start from; by default the first.")] = None,
     draw: Annotated[int, typer.Option(help="Any number; another number gives other trajectories and episodes.")] = 0,
     last: Last = False,
+    trust: console.Trust = False,
     file: Out = None,
     json_file: console.JsonFile = None,
 ) -> None:
@@ -93,7 +94,7 @@ def personalize(
             check_file(path)
     compilation.enable_cache()
     numbers: dict[str, Any] = {"trajectories": trajectories, "steps": steps, "alpha": alpha, "seed": seed, "draw": draw}
-    result = personalization.personalize(load(run, last), **chosen, start=start, keep=keep.value, **numbers)
+    result = personalization.personalize(load(run, last, trust), **chosen, start=start, keep=keep.value, **numbers)
     console.out.print(tables.personalized(result))
     console.out.print(tables.personal_cost(result), highlight=False, soft_wrap=True)
     written = save_personalized(result, file)

@@ -15,7 +15,7 @@ from perfedrl.envs import ENVS
 from perfedrl.envs.gym.rendering import PictureError
 from perfedrl.errors import UserError
 from perfedrl.estimators import ADVANTAGES, BASELINES, CURVATURES
-from perfedrl.experiments import inspection, store
+from perfedrl.experiments import inspection, run_list, store
 from perfedrl.experiments.assessment import Assessment, assess
 from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.evaluate import evaluate as evaluate_run
@@ -76,6 +76,7 @@ def train(
     chunk: console.Chunk = None,
     report: console.ReportFile = None,
     compile_cache: console.Cache = True,
+    trust: console.Trust = False,
 ) -> None:
     """Train the fleet that a config describes, on this machine.
 
@@ -92,7 +93,7 @@ def train(
     if config.is_dir():
         reject_networked(config)
         config, runs = config / "config.toml", config.absolute().parent
-    checked = load_config(config) if rounds is None else with_rounds(config, rounds)
+    checked = load_config(config, trust=trust) if rounds is None else with_rounds(config, rounds, trust)
     with console.training(restart) as observers:
         run = train_configs(
             checked, runs, restart=restart, chunk=chunk, observers=observers, compile_cache=compile_cache
@@ -115,10 +116,10 @@ def reject_networked(folder: Path) -> None:
         )
 
 
-def with_rounds(path: Path, rounds: int) -> Config:
+def with_rounds(path: Path, rounds: int, trust: bool) -> Config:
     """Load a config with another number of rounds."""
     try:
-        config = read_config(path).with_rounds(rounds)
+        config = read_config(path, trust=trust).with_rounds(rounds)
         config.experiment  # noqa: B018
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -139,6 +140,7 @@ def evaluate(
         typer.Option(help="With --steps: also measure agents that start from scratch, with this step size."),
     ] = None,
     last: Last = False,
+    trust: console.Trust = False,
     json_file: console.JsonFile = None,
 ) -> None:
     """Evaluate a run's initialization for each agent, before and after adaptation.
@@ -156,12 +158,13 @@ def evaluate(
     compilation.use_all_cores()
     compilation.enable_cache()
     if steps is not None:
-        evaluate_steps(load(run, last), steps, 20 if trajectories is None else trajectories, alpha, scratch, json_file)
+        loaded, each = load(run, last, trust), 20 if trajectories is None else trajectories
+        evaluate_steps(loaded, steps, each, alpha, scratch, json_file)
         return
     for name, value in {"--scratch": scratch, "--trajectories": trajectories}.items():
         if value is not None:
             raise UserError(f"{name} goes with --steps; set --steps to the number of steps that agents take")
-    rows = evaluate_run(load(run, last), alpha)
+    rows = evaluate_run(load(run, last, trust), alpha)
     console.out.print(tables.agents(run.name, rows))
     if json_file:
         content = [{**row._asdict(), "before": row.before._asdict(), "after": row.after._asdict()} for row in rows]
@@ -177,6 +180,7 @@ def inspect(
     picture: Annotated[
         Path | None, typer.Option(help="File for the picture of an episode (.png); by default NAME-episode.png.")
     ] = None,
+    trust: console.Trust = False,
 ) -> None:
     """Show the agents of a config, the settings in which they differ and the cost of a round, and draw an episode.
 
@@ -186,7 +190,7 @@ def inspect(
     """
     if picture and picture.suffix != ".png":
         raise UserError(f"--picture must be a .png file, got {picture}")
-    checked = load_config(config)
+    checked = load_config(config, trust=trust)
     picture = picture or Path(f"{checked.name}-episode.png")
     check_file(picture)
     try:
@@ -210,9 +214,9 @@ def inspect(
         checked.experiment.fleet.close()
 
 
-def load(folder: Path, last: bool) -> store.Run:
+def load(folder: Path, last: bool, trust: bool) -> store.Run:
     """Load a run, and say which of its parameters are used if it keeps the best ones."""
-    run = store.load_run(folder)
+    run = store.load_run(folder, trust=trust)
     run = run.at_end if last else run
     if run.kept:
         console.out.print(f"{folder.name}: {run.kept}", highlight=False, soft_wrap=True)
@@ -258,11 +262,11 @@ def list_(
     if json_file:
         check_file(json_file)
     if kind is Kind.runs:
-        found, interrupted = list(readable_runs(runs)), store.list_interrupted(runs)
+        found, interrupted = list(readable_runs(runs)), run_list.list_interrupted(runs)
         console.out.print(tables.runs(found) if found else f"no finished runs in {runs}")
         for item in interrupted:
             state, hint = ("training", "") if item.training else ("interrupted", "; train its config to go on")
-            place = f"{item.folder.name}, round {item.round} of {item.config.rounds}"
+            place = f"{item.folder.name}, round {item.round} of {item.rounds}"
             console.out.print(f"{state}: {place}{hint}", highlight=False)
         content = contents.runs(found, interrupted)
     elif kind is Kind.experiments:
@@ -276,10 +280,10 @@ def list_(
         console.print_written([json_file])
 
 
-def readable_runs(root: Path) -> Iterator[Any]:
-    """Load the finished runs in a folder; print why others cannot be read."""
-    for folder in store.list_runs(root):
+def readable_runs(root: Path) -> Iterator[run_list.FinishedRun]:
+    """Read the finished runs in a folder; print why others cannot be read."""
+    for folder in run_list.list_finished(root):
         try:
-            yield store.load_run(folder)
+            yield run_list.read_finished(folder)
         except UserError as error:
             console.print_message(f"skipped: {error}", "yellow")

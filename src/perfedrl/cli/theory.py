@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from perfedrl import compilation
-from perfedrl.cli.console import JsonFile, as_json, out, print_written, status_line
+from perfedrl.cli.console import JsonFile, Trust, as_json, out, print_written, status_line
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
 from perfedrl.experiments.files import check_file, write_atomically
@@ -50,6 +50,7 @@ def theory(
     radius: known("For networks: the norm of parameters up to which the constants hold.") = None,
     reward_bound: known("The largest |reward|, where tasks do not declare it.") = None,
     measure: Annotated[bool, typer.Option(help="Also run the fleet and measure the bounded quantities.")] = True,
+    trust: Trust = False,
     json_file: JsonFile = None,
 ) -> None:
     """Show what the theory guarantees for a config: constants, bounds, regime, plans; and measured values.
@@ -69,7 +70,8 @@ def theory(
     else:
         if epsilon is None and given != Given():
             raise UserError("--rounds, --tau, --beta and the batches are parts of a plan: give --epsilon too")
-        found = analysis.of_config(load_config(Path(config)), epsilon, given, bias.value, gap, radius, reward_bound)
+        checked = load_config(Path(config), trust=trust)
+        found = analysis.of_config(checked, epsilon, given, bias.value, gap, radius, reward_bound)
         show(found, epsilon, radius)
         measured = show_measured(found) if measure else None
         content = tables.as_content(found, measured)

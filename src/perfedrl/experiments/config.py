@@ -3,7 +3,7 @@
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -33,9 +33,10 @@ from perfedrl.experiments.build import (
 )
 from perfedrl.experiments.module_folders import find_named_modules
 from perfedrl.experiments.normalization import Normalization
-from perfedrl.experiments.own_code import changed_code, code_digests, module_folders, without_source
+from perfedrl.experiments.own_code import changed_code, code_digests, code_names, module_folders, without_source
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, resolve_start, validated
 from perfedrl.experiments.start_parameters import StartTable, complete_start
+from perfedrl.experiments.trust import check_trusted
 from perfedrl.policies import POLICIES
 from perfedrl.registry import abbreviated
 from perfedrl.simulation.evaluation import EVALUATIONS
@@ -233,6 +234,11 @@ class Config(BaseModel):
         return changed_code(_tables(dict(self)), self.code or {})
 
     @property
+    def code_names(self) -> list[str]:
+        """The names of code, `module:attribute`, in the config."""
+        return code_names(self.table)
+
+    @property
     def module_folders(self) -> dict[str, str]:
         """The folders of own modules that the config names, by the name of the module; installed ones have none."""
         return module_folders(_tables(dict(self)))
@@ -336,9 +342,13 @@ def _short_digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def load_config(path: str | Path) -> Config:
-    """Read a config from a TOML file and build its experiment, so that mistakes are found before any work."""
-    config = read_config(path)
+def load_config(path: str | Path, *, trust: bool = False) -> Config:
+    """Read a config from a TOML file and build its experiment, so that mistakes are found before any work.
+
+    Reading imports the code that a config names. That of a run which this user did not train on this machine is
+    imported only with `trust`.
+    """
+    config = read_config(path, trust=trust)
     try:
         config.experiment  # noqa: B018
     except UserError as error:
@@ -346,15 +356,19 @@ def load_config(path: str | Path) -> Config:
     return config
 
 
-def read_config(path: str | Path) -> Config:
+def read_config(path: str | Path, *, trust: bool = False, known: Collection[str] = ()) -> Config:
     """Read a config from a TOML file and check its settings; its experiment is built on first use.
 
     A file that the config names is looked for in the config's own folder, a run to start from also in the current one.
-    Modules of the user's own are found there too, and those of a run where they were when it was trained.
+    Modules of the user's own are found there too, and those of a run where they were when it was trained. A run's code
+    is imported if the run is the user's own, if it is among the `known` names, or with `trust`.
     """
     path = Path(path)
     table = resolve_start(path, resolve_fleet_file(path, read_table(path, "config")))
-    find_named_modules(path, table)
+    if not trust:
+        check_trusted(path, table, known)
+    if trust or not known:  # modules of known names have been found
+        find_named_modules(path, table)
     try:
         return parse_config(table)
     except UserError as error:

@@ -2,8 +2,11 @@
 
 import io
 import os
+import struct
 import tempfile
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,11 @@ from safetensors import SafetensorError, safe_open
 from perfedrl.errors import UserError
 
 RETRAIN_HINT = "train its config again with --restart"
+DAMAGED = (
+    *(OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError),
+)
+"""What reading a damaged .npz file may raise."""
 
 
 def check_folder(path: Path) -> None:
@@ -37,20 +45,20 @@ def check_file(path: Path) -> None:
     check_folder(path.parent)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see either the old or the new content, also after a crash.
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Write a file so that readers see either the old or the new content, also after a crash or a power cut.
 
     An error of the system, such as a full disk, names the file.
     """
     try:
-        replace_file(path, content)
+        replace_file(path, content, mode)
     except OSError as error:
         if error.errno is not None:
             error.filename, error.filename2 = str(path), None
         raise
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int) -> None:
     """Write a file under a temporary name and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -59,11 +67,22 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.chmod(temporary, mode)
+        rename_durably(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def rename_durably(old: str | Path, new: Path) -> None:
+    """Rename a file or a folder so that the new name outlives a power cut."""
+    os.replace(old, new)
+    if os.name == "posix":  # Windows cannot open folders
+        folder = os.open(new.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def npz(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -78,7 +97,7 @@ def read_npz(path: Path, make: Callable[[Mapping[str, np.ndarray]], Any]) -> Any
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return make(dict(arrays))
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise UserError(f"{path} is damaged; {RETRAIN_HINT}") from error
 
 

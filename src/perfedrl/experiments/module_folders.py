@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfedrl.experiments.own_code import names_code
+from perfedrl.experiments.own_code import code_names
 from perfedrl.own_modules import find_modules_in
 
 RECORD, KEY = "provenance.json", "own_modules"
@@ -16,7 +16,7 @@ def find_named_modules(path: Path, table: Mapping[str, Any]) -> None:
 
     A recorded folder counts only if it still has the module.
     """
-    if not names_code(table):
+    if not code_names(table):
         return
     find_modules_in(path.parent)
     for module, folder in recorded_folders(path.parent).items():

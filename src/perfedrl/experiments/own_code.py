@@ -47,9 +47,9 @@ def changed_code(tables: Tables, digests: Mapping[str, str]) -> list[str]:
     return [name for name, digest in code_digests(tables).items() if digests.get(name, digest) != digest]
 
 
-def names_code(table: Mapping[str, Any]) -> bool:
-    """Whether any text in a config's table may be the name of code, `module:attribute`."""
-    return any(IMPORT_PATH.fullmatch(text) for text in _texts(table))
+def code_names(table: Mapping[str, Any]) -> list[str]:
+    """The texts in a config's table that may be names of code, `module:attribute`."""
+    return [text for text in _texts(table) if IMPORT_PATH.fullmatch(text)]
 
 
 def module_folders(tables: Tables) -> dict[str, str]:

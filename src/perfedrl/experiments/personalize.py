@@ -141,6 +141,7 @@ def personalize(
     seed: int | None = None,
     draw: int = 0,
     episodes: int = EPISODES,
+    trust: bool = False,
 ) -> Personalized:
     """Adapt a run's initialization to one agent by the adaptation steps of its algorithm, on that agent alone.
 
@@ -153,9 +154,10 @@ def personalize(
 
     `start` is a saved policy, or its file, that is adapted further instead of the run's initialization; its agent is
     the one it was adapted to, unless another is given. `keep` says which parameters are kept: the adapted ones, or, by
-    "better", those with the higher return over `episodes` episodes that the steps did not use.
+    "better", those with the higher return over `episodes` episodes that the steps did not use. `trust` lets a run that
+    this user did not train on this machine import the code that it names.
     """
-    run = run if isinstance(run, Run) else load_run(run)
+    run = run if isinstance(run, Run) else load_run(run, trust=trust)
     trajectories, steps = checked_budget(run, trajectories, steps, draw, episodes)
     if keep not in ("adapted", "better"):
         raise UserError(f'keep must be "adapted" or "better", got {keep!r}')

@@ -17,20 +17,28 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config, read_config
-from perfedrl.experiments.files import RETRAIN_HINT, named_leaves, npz, read_npz, read_safetensors, write_atomically
+from perfedrl.experiments.files import (
+    RETRAIN_HINT,
+    named_leaves,
+    npz,
+    read_npz,
+    read_safetensors,
+    rename_durably,
+    write_atomically,
+)
 from perfedrl.experiments.module_folders import as_record
 from perfedrl.experiments.settings import read_table
 from perfedrl.experiments.start_parameters import StartTable
+from perfedrl.experiments.trust import signed
 from perfedrl.simulation.best_state import best_evaluation
 from perfedrl.simulation.failures import Counts
 from perfedrl.simulation.history import Deployment, History
@@ -148,7 +156,6 @@ def save_run(
     """
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
-    about = {**provenance, **as_record(config.module_folders)}
     own_files: dict[str, Any] = {}
     if config.fleet.get("file"):
         write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
@@ -156,7 +163,9 @@ def save_run(
     if isinstance(config.start, StartTable):
         write_atomically(partial / START, config.start.saved.encoded())
         own_files |= {"start_path": START}
-    write_atomically(partial / "config.toml", config.to_toml(**own_files).encode())
+    text = config.to_toml(**own_files).encode()
+    about = {**provenance, **_code_record(config, text)}
+    write_atomically(partial / "config.toml", text)
     write_atomically(partial / "history.npz", npz(history.arrays()))
     if deployment is not None:
         write_atomically(partial / DEPLOYMENT, npz(deployment.arrays()))
@@ -174,6 +183,11 @@ def save_run(
     return Run(folder, config, history, used, about, deployment, last_message=last)
 
 
+def _code_record(config: Config, text: bytes) -> dict[str, Any]:
+    """The part of a run's provenance that lets its user open it again, if its config names code; `text` is its file."""
+    return signed(as_record(config.module_folders), text) if config.code_names else {}
+
+
 def _json(content: Mapping[str, Any]) -> bytes:
     """A table as the content of a JSON file."""
     return (json.dumps(content, indent=2) + "\n").encode()
@@ -182,21 +196,22 @@ def _json(content: Mapping[str, Any]) -> bytes:
 def _put_in_place(partial: Path, folder: Path) -> None:
     """Give a complete folder its final name; of a folder that it replaces, files that are not a run's are kept."""
     if not folder.exists():
-        os.replace(partial, folder)
+        rename_durably(partial, folder)
         return
     old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".replaced-"))
     os.replace(folder, old / "run")
-    os.replace(partial, folder)
+    rename_durably(partial, folder)
     for path in (old / "run").iterdir():
         if path.name not in (*FILES, *MORE_FILES):
             os.replace(path, folder / path.name)
     shutil.rmtree(old)
 
 
-def load_run(folder: str | Path, config: Config | None = None) -> Run:
+def load_run(folder: str | Path, config: Config | None = None, *, trust: bool = False) -> Run:
     """Read a finished run; a missing or damaged file, or one of another version, is an error of one sentence.
 
-    `config` is the run's config if the caller has it, so that its experiment is not built again.
+    `config` is the run's config if the caller has it, so that its experiment is not built again. `trust` lets a run
+    that this user did not train on this machine import the code that it names.
     """
     folder = Path(folder)
     folder = folder if folder.name else folder.resolve()
@@ -206,9 +221,9 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
     if folder.name.endswith(PARTIAL):
         raise UserError(f"{folder} has no trained initialization yet; finish it with `perfedrl train` and its config")
     provenance = read_provenance(folder)
-    _check_complete(folder, FILES)
+    check_complete(folder, FILES)
     path = folder / "config.toml"
-    on_disk = load_config(path) if config is None else read_config(path)
+    on_disk = load_config(path, trust=trust) if config is None else read_config(path, known=config.code_names)
     if not folder.name.endswith((on_disk.digest, on_disk.digest_without_code)):
         raise UserError(f"{path} is not the config of this run, since its digest is {on_disk.digest}; {RETRAIN_HINT}")
     if on_disk.changed_code:
@@ -222,7 +237,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
     if history.seeds.tolist() != list(config.seeds) or history.rounds[-1] != config.rounds:
         raise UserError(f"{folder / 'history.npz'} is of another run than the config; {RETRAIN_HINT}")
     if config.experiment.evaluation.few_shot:
-        _check_complete(folder, (DEPLOYMENT,))
+        check_complete(folder, (DEPLOYMENT,))
         deployment = read_npz(folder / DEPLOYMENT, Deployment.of)
     server, _ = config.experiment.algorithm.init(config.experiment.policy.init(jax.random.key(0)))
 
@@ -231,7 +246,7 @@ def load_run(folder: str | Path, config: Config | None = None) -> Run:
 
     used, last = message("params.safetensors"), None
     if config.keep == "best":
-        _check_complete(folder, (BEST,))
+        check_complete(folder, (BEST,))
         used, last = message(BEST), used
     return Run(folder, config, history, used, provenance, deployment, from_disk=True, last_message=last)
 
@@ -243,7 +258,7 @@ def made_or_read(what: str, made: int, dates: Sequence[str]) -> str:
     return f"{what}: " + ", ".join(filter(None, (f"{made} trained" if made else "", read)))
 
 
-def _check_complete(folder: Path, files: Sequence[str]) -> None:
+def check_complete(folder: Path, files: Sequence[str]) -> None:
     """Reject a run folder in which files are missing."""
     missing = [name for name in files if not (folder / name).is_file()]
     if missing and not any((folder / name).is_file() for name in FILES):
@@ -255,7 +270,7 @@ def _check_complete(folder: Path, files: Sequence[str]) -> None:
 def read_provenance(folder: Path) -> dict[str, Any]:
     """Read where a run came from, and check the version of its format."""
     path = folder / "provenance.json"
-    _check_complete(folder, (path.name,))
+    check_complete(folder, (path.name,))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         format_, complete = content["format"], {"seconds", "finished", "device"} <= set(content)
@@ -279,50 +294,23 @@ def has_run(root: Path, config: Config) -> bool:
     return all((root / config.folder / name).is_file() for name in FILES)
 
 
-def list_runs(root: Path) -> list[Path]:
-    """The folders of finished runs, oldest first."""
-    found = _oldest_first(root.glob("*/provenance.json"))
-    return [path.parent for path in found if path.parent.suffix != PARTIAL]
-
-
-class UnfinishedRun(NamedTuple):
-    """A run without a final folder: the round and the config of its checkpoint, and whether it is training now."""
-
-    folder: Path
-    round: int
-    config: Config
-    training: bool
-
-
-def list_interrupted(root: Path) -> list[UnfinishedRun]:
-    """The interrupted runs and those that some process is training, oldest checkpoint first."""
-    found = []
-    for path in _oldest_first(root.glob(f"*{PARTIAL}/{CHECKPOINT}")):
-        with suppress(UserError, SafetensorError, OSError, KeyError, ValueError):  # of an earlier version, or damaged
-            with safe_open(path, framework="numpy") as file:
-                round_ = int((file.metadata() or {})["round"])
-            config = read_config(path.parent / "config.toml")
-            found.append(UnfinishedRun(path.parent, round_, config, is_locked(path.parent)))
-    return found
-
-
 def with_earlier_code(root: Path, config: Config) -> Path | None:
     """The newest finished or interrupted run of the same config with other code of the user's own."""
     if not config.code:
         return None
     folders = root.glob(f"{config.name}-*")
     files = (folder / (CHECKPOINT if folder.suffix == PARTIAL else "provenance.json") for folder in folders)
-    for folder in (path.parent for path in reversed(_oldest_first(files))):
+    for folder in (path.parent for path in reversed(oldest_first(files))):
         with suppress(UserError):  # somebody else's folder
             if read_table(folder / "config.toml", "config").get("name") != config.name:
                 continue  # reading it as a config would import the modules that it names
-            earlier = read_config(folder / "config.toml")
+            earlier = read_config(folder / "config.toml", known=config.code_names)
             if earlier.digest_without_code == config.digest_without_code and earlier.digest != config.digest:
                 return folder
     return None
 
 
-def _oldest_first(files: Iterable[Path]) -> list[Path]:
+def oldest_first(files: Iterable[Path]) -> list[Path]:
     """Files by the time of their last change, without those that are not there, or no longer."""
     changed: dict[Path, float] = {}
     for path in files:
@@ -342,9 +330,10 @@ def save_checkpoint(root: Path, config: Config, checkpoint: Checkpoint) -> None:
     about["extends"] = checkpoint.extends
     folder = partial_folder(root, config)
     if not (folder / "config.toml").is_file():
-        if modules := as_record(config.module_folders):  # so that the config can be read from other folders
-            write_atomically(folder / "provenance.json", _json(modules))
-        write_atomically(folder / "config.toml", config.to_toml().encode())
+        text = config.to_toml().encode()
+        if record := _code_record(config, text):  # so that the config can be read from other folders
+            write_atomically(folder / "provenance.json", _json(record))
+        write_atomically(folder / "config.toml", text)
     write_atomically(folder / CHECKPOINT, save(tensors, metadata=about))
 
 

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfedrl.experiments.config import Config
 from perfedrl.experiments.personalize import Personalized
+from perfedrl.experiments.run_list import FinishedRun, UnfinishedRun
 from perfedrl.experiments.stats import over_agents
-from perfedrl.experiments.store import Run, UnfinishedRun
 from perfedrl.registry import Registry
 from perfedrl.report.tables import first_sentence, own_parameters
 
 
-def runs(finished: Iterable[Run], unfinished: Iterable[UnfinishedRun] = ()) -> list[dict[str, Any]]:
+def runs(finished: Iterable[FinishedRun], unfinished: Iterable[UnfinishedRun] = ()) -> list[dict[str, Any]]:
     """Finished runs, then those that were interrupted or are being trained, with the round of their checkpoint.
 
     The return is the mean over seeds and agents after adaptation in the last round; None before a run is finished.
@@ -21,18 +20,18 @@ def runs(finished: Iterable[Run], unfinished: Iterable[UnfinishedRun] = ()) -> l
     for run in finished:
         measured = {"return_after": float(over_agents(run.history.after[:, -1]).mean())}
         about = {name: run.provenance[name] for name in ("seconds", "finished")}
-        rows.append(_run(run.folder, run.config, "finished", run.config.rounds) | measured | about)
+        rows.append(_run(run, "finished", run.rounds) | measured | about)
     for item in unfinished:
         state = "training" if item.training else "interrupted"
         unknown = dict.fromkeys(("return_after", "seconds", "finished"))
-        rows.append(_run(item.folder, item.config, state, item.round) | unknown)
+        rows.append(_run(item, state, item.round) | unknown)
     return rows
 
 
-def _run(folder: Path, config: Config, state: str, round_: int) -> dict[str, Any]:
+def _run(run: FinishedRun | UnfinishedRun, state: str, round_: int) -> dict[str, Any]:
     """What is known of every run."""
-    place = {"state": state, "round": round_, "rounds": config.rounds}
-    return {"run": folder.name, "folder": str(folder), **place, "seeds": list(config.seeds)}
+    place = {"state": state, "round": round_, "rounds": run.rounds}
+    return {"run": run.folder.name, "folder": str(run.folder), **place, "seeds": run.seeds}
 
 
 def parts(registry: Registry) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from perfedrl.experiments.assessment import Assessment
 from perfedrl.experiments.evaluate import AgentReturn, StepLosses, losses_of_run, step_losses
 from perfedrl.experiments.inspection import Inspection
 from perfedrl.experiments.personalize import Personalized
+from perfedrl.experiments.run_list import FinishedRun
 from perfedrl.experiments.stats import Interval, how_many, outcome_interval, over_agents
 from perfedrl.experiments.store import Run, made_or_read
 from perfedrl.memory import readable
@@ -124,12 +125,12 @@ def new_agent(found: Inspection) -> str:
     return f"a new agent, personalize RUN --set NAME=VALUE, has {found.new_agent}"
 
 
-def runs(finished: Iterable[Run]) -> TerminalTable:
+def runs(finished: Iterable[FinishedRun]) -> TerminalTable:
     """Finished runs, one per row."""
     date = Column("finished", no_wrap=True)
     table = TerminalTable(Column("run", no_wrap=True), "rounds", "seeds", "return after", "seconds", date)
     for run in finished:
-        counts = str(run.config.rounds), str(len(run.config.seeds))
+        counts = str(run.rounds), str(len(run.seeds))
         last = run.history.after[:, -1]
         few = how_many(last, "agents")
         after = f"{over_agents(last).mean():.3f}" + ("" if few == "agents" else f" ({few})")
