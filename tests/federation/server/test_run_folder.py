@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path)
         folder.save_checkpoint(checkpoint(round_), generation)
     assert folder.load_checkpoint("r", like).round == 7
     whole = folder.checkpoint_path.read_bytes()
-    for i in range(0, len(whole), 7):
+    for i in range(len(whole)):  # all, since the order of the file's metadata differs from time to time
         damage(folder.checkpoint_path, whole[:i] + bytes([whole[i] ^ 1]) + whole[i + 1 :])
         found = folder.load_checkpoint("r", like)
         assert (found.round, found.server.tolist()) == (6, [6, 6, 6]), i

@@ -245,11 +245,13 @@ class RunFolder:
         except UserError as error:
             raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart") from error
         try:
-            if metadata["format"] != CHECKPOINT_FORMAT:
+            content = metadata.pop("content", None)
+            if content is None and metadata["format"] < CHECKPOINT_FORMAT:  # of a version without digests
                 raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
-            content = metadata.pop("content")
             if content != digest(tensors, *(metadata[name] for name in METADATA)):
                 raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart")
+            if metadata["format"] != CHECKPOINT_FORMAT:
+                raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
             leaves = [tensors[f"server.{i}"] for i in range(len(jax.tree.leaves(like)))]
             arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
             gate = json.loads(metadata["gate"])
