@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from perfedrl.simulation.observers import Observer
     from perfedrl.simulation.run_state import RunState
     from perfedrl.simulation.simulator import Result, Simulation, simulate
+    from perfedrl.studies.diagnosis import Diagnosis, diagnose
 
 __version__ = version("perfedrl")
 
@@ -70,6 +71,7 @@ _HOME = {
     "simulation.experiment": "Experiment",
     "simulation.observers": "Observer",
     "simulation.run_state": "RunState",
+    "studies.diagnosis": "Diagnosis diagnose",
 }
 """The modules in which the package's functions and classes live."""
 
@@ -80,6 +82,7 @@ __all__ = [
     "Assessment",
     "Config",
     "Deployment",
+    "Diagnosis",
     "EnvironmentCheck",
     "Experiment",
     "FedAvgPG",
@@ -111,6 +114,7 @@ __all__ = [
     "cart_pole",
     "check_env",
     "circle",
+    "diagnose",
     "enable_cache",
     "envs",
     "estimators",

@@ -24,19 +24,21 @@ def application(group: str | None = None) -> typer.Typer:
         help="Personalized federated reinforcement learning: agents learn a shared initialization together, and each "
         "agent adapts it to its own task by one or few local policy-gradient steps.\n\n"
         "Start with `perfedrl demo`. For your own fleet: `perfedrl check ENVIRONMENT` plays a Gymnasium environment "
-        "and says what is wrong with it, `perfedrl inspect CONFIG` shows a fleet's agents, `perfedrl train "
-        "CONFIG` trains them, and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
+        "and says what is wrong with it, `perfedrl inspect CONFIG` shows a fleet's agents, `perfedrl diagnose CONFIG` "
+        "tells whether they need policies of their own, `perfedrl train CONFIG` trains them, "
+        " and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
     if group != NETWORK:
-        from perfedrl.cli import agent, check, compare, estimators, personalize, runs, studies, theory
+        from perfedrl.cli import agent, check, compare, diagnose, estimators, personalize, runs, studies, theory
 
         app.command()(studies.demo)
         app.command()(check.check)
         app.command()(runs.inspect)
+        app.command()(diagnose.diagnose)
         app.command()(runs.train)
         app.command()(runs.evaluate)
         app.command()(personalize.personalize)

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from perfedrl.report import plots
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, ORANGE
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MOST_SEEDS = 12
@@ -186,6 +186,33 @@ def draw_ranges(plot: plots.Ranges) -> go.Figure:
         )
     figure.update_xaxes(title=plot.x_label)  # the page has the note as a paragraph
     return arrange(figure, 120 + 24 * len(plot.ranges), top=40, bottom=60)
+
+
+@draw_traces.register
+def draw_heat_map(plot: plots.HeatMap) -> go.Figure:
+    """A table of colours."""
+    short = [label.partition(":")[0] for label in plot.labels]
+    figure = go.Figure(
+        go.Heatmap(
+            z=plot.values,
+            y=list(range(len(short))),
+            x=list(range(len(short))),
+            zmin=0,
+            zmax=1,
+            colorscale="Blues",
+            colorbar={"tickformat": ".0%"},
+            customdata=[[f"{row}, {column}" for column in plot.labels] for row in plot.labels],
+            hovertemplate="%{customdata}<br>%{z:.0%}<extra></extra>",
+        )
+    )
+    first = -0.5
+    for size in plot.groups:
+        ends = {"x0": first, "y0": first, "x1": first + size, "y1": first + size}
+        figure.add_shape(type="rect", line={"color": ORANGE, "width": 3}, **ends)
+        first += size
+    figure.update_xaxes(title=plot.column_label, tickvals=list(range(len(short))), ticktext=short)
+    figure.update_yaxes(title=plot.row_label, tickvals=list(range(len(short))), ticktext=plot.labels)
+    return arrange(figure, 200 + 34 * len(short), top=20, bottom=60)
 
 
 def arrange(figure: go.Figure, height: int, top: int, bottom: int) -> go.Figure:

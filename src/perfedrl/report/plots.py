@@ -224,7 +224,21 @@ class Ranges:
     note: str = ""
 
 
-Plot = Lines | Rollouts | Pairs | Strips | Dots | Ranges
+@dataclass(frozen=True)
+class HeatMap:
+    """A table of numbers from 0 to 1 as colours, with a line around each group of neighbouring rows and columns."""
+
+    name: str
+    title: str
+    row_label: str
+    column_label: str
+    labels: tuple[str, ...]
+    values: Float[np.ndarray, "row column"]
+    groups: tuple[int, ...] = ()
+    """The sizes of the groups, in order; empty for none."""
+
+
+Plot = Lines | Rollouts | Pairs | Strips | Dots | Ranges | HeatMap
 
 
 def caption(plot: Plot) -> str:
@@ -259,6 +273,12 @@ def rows(plot: Plot) -> tuple[tuple[str, ...], list[tuple]]:
         ]
     if isinstance(plot, Ranges):
         return ("line", "value", "low", "high"), [tuple(r[:4]) for r in plot.ranges]
+    if isinstance(plot, HeatMap):
+        return (plot.row_label, plot.column_label, "value"), [
+            (row, column, float(plot.values[i, j]))
+            for i, row in enumerate(plot.labels)
+            for j, column in enumerate(plot.labels)
+        ]
     if isinstance(plot, Pairs):
         return ("quantity", "bound", "realized"), [tuple(pair) for pair in plot.pairs]
     if isinstance(plot, Strips):

@@ -14,12 +14,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle
+from matplotlib.patches import Circle, Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from perfedrl.experiments.files import write_atomically
 from perfedrl.report import plots
-from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS
+from perfedrl.report.plots import BLUE, GREEN, GREY, MARKERS, ORANGE
 
 MATPLOTLIB = {"circle": "o", "square": "s", "triangle-up": "^", "diamond": "D", "x": "x", "triangle-down": "v"}
 
@@ -116,6 +116,27 @@ def draw_ranges(plot: plots.Ranges) -> Figure:
     figure.suptitle(plot.title, fontsize=10)
     if plot.note:
         figure.supxlabel(textwrap.fill(plot.note, 100), fontsize=8, color=GREY)
+    return figure
+
+
+@draw.register
+def draw_heat_map(plot: plots.HeatMap) -> Figure:
+    """A table of colours with the numbers in it."""
+    n = len(plot.labels)
+    figure, axes = one_axes(3.2 + 0.42 * n, 2.0 + 0.38 * n)
+    picture = axes.imshow(plot.values, cmap="Blues", vmin=0, vmax=1)
+    for (i, j), x in np.ndenumerate(plot.values):
+        axes.text(j, i, f"{x:.0%}", ha="center", va="center", fontsize=7, color="white" if x > 0.5 else "black")
+    first = -0.5
+    for size in plot.groups:
+        axes.add_patch(Rectangle((first, first), size, size, fill=False, edgecolor=ORANGE, linewidth=2))
+        first += size
+    axes.set_yticks(range(n), plot.labels, fontsize=8)
+    axes.set_xticks(range(n), [label.partition(":")[0] for label in plot.labels], fontsize=8)
+    axes.set_ylabel(plot.row_label)
+    axes.set_xlabel(plot.column_label)
+    figure.colorbar(picture, ax=axes, format=PercentFormatter(1.0), shrink=0.8)
+    figure.suptitle(textwrap.fill(plot.title, 60), fontsize=10)
     return figure
 
 

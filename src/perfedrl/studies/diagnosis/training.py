@@ -1,0 +1,216 @@
+"""Training for a diagnosis: shared policies, specialists, an initialization for one step, and agents that learn alone.
+
+Where agents are simulated or played, every policy is trained by clipped steps with generalized advantages, whose step
+sizes do not depend on the units of rewards, so that one setting serves all fleets. Where returns are exact, the
+initialization follows exact meta-gradients.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray, PyTree
+
+from perfedrl.algorithms import Algorithm, FedPPO, LocalPG, PerFedAvgPG, ProMP
+from perfedrl.envs import Fleet
+from perfedrl.envs import fleet as make_fleet
+from perfedrl.errors import DivergenceError
+from perfedrl.estimators import Sampled
+from perfedrl.estimators.advantages import GAE
+from perfedrl.exact.tabular import Exact
+from perfedrl.key_domains import EVALUATION
+from perfedrl.simulation.evaluation import Evaluation, MonteCarlo
+from perfedrl.simulation.evaluation import exact as exact_evaluation
+from perfedrl.simulation.experiment import PER_SEED, Experiment, StartParameters
+from perfedrl.simulation.observers import Observer, announce
+from perfedrl.simulation.run_state import FleetState, RunState
+from perfedrl.simulation.simulator import Simulation, every_few, shared_params
+from perfedrl.types import Array, Params
+
+FACTORS = (1.0, 3.0, 10.0)
+"""Factors of the given step sizes that are tried where returns are exact."""
+EXACT_ROUNDS = 100
+"""Rounds of training by exact gradients, which cost no trajectories."""
+BATCH, PAIR = 20, 40
+"""Trajectories of a local step: of one policy, and of an initialization, before and after its step."""
+RATE = 0.01
+"""Adam's rate, which falls to a twentieth over the rounds."""
+EVALUATIONS = 5
+"""How often an agent that learns alone is measured on its way."""
+REPEATS = 2
+"""How often each agent personalizes from each budget."""
+MEASURED, CHOSEN_BY = 0, 1
+"""Moments of evaluation with episodes of their own: policies are not chosen by the episodes that measure them."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of all training: a fleet without unseen agents, a policy, and the budget of each agent.
+
+    `step_sizes` are alpha and beta of fleets whose returns are exact; None for others.
+    """
+
+    fleet: Fleet
+    policy: Any
+    seeds: Sequence[int]
+    trajectories: int
+    budgets: tuple[int, ...]
+    episodes: int
+    step_sizes: tuple[float, float] | None
+    observers: Sequence[Observer] = ()
+
+    @property
+    def sampled(self) -> Sampled:
+        """Agents that learn from trajectories."""
+        if self.step_sizes is not None:
+            return Sampled(self.policy)
+        return Sampled(self.policy, advantage=GAE(times_variance=self.policy.variance is not None))
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Measures returns, and adapts from each of the budgets."""
+        if self.step_sizes is not None:
+            return exact_evaluation(self.fleet, self.sampled, self.budgets[0], self.budgets, REPEATS)
+        return MonteCarlo(self.sampled, self.budgets[0], self.episodes, self.budgets, REPEATS)
+
+    def learner(self) -> tuple[Algorithm, int]:
+        """The algorithm that trains one policy, and its number of rounds."""
+        rounds = max(1, self.trajectories // BATCH)
+        return FedPPO(1.0, RATE, m=BATCH, anneal=rounds), rounds
+
+    def simulation(
+        self, algorithm: Algorithm, fleet: Fleet | None = None, start: Params | None = None, agent: Any = None
+    ) -> Simulation:
+        """A simulation of the fleet, or of another one, from given parameters or from each seed's own."""
+        given = PER_SEED if start is None else StartParameters("the shared policy", tuple(self.seeds), start)
+        parts = self.fleet if fleet is None else fleet, self.policy, algorithm, agent or self.sampled, self.evaluation
+        return Simulation(Experiment(*parts, start=given), self.seeds)
+
+    def states(
+        self, simulation: Simulation, rounds: int, evaluations: int, label: str
+    ) -> Iterator[tuple[int, FleetState]]:
+        """The rounds at which training pauses, with the state there, from the start to the end."""
+        state, done = simulation.start(), 0
+        for observer in self.observers:
+            observer.on_start(RunState(done, None, None, label, rounds, label))
+        yield done, state
+        for stop in every_few(rounds, max(1, rounds // evaluations)):
+            state, done = simulation.advance(state, done, stop - done), stop
+            if not all(np.isfinite(x).all() for x in jax.tree.leaves(state.server.message)):
+                raise DivergenceError(f"the training of {label} diverged; scale the rewards or the observations")
+            announce(self.observers, RunState(done, None, None, label, rounds, label))
+            yield done, state
+
+    def trained(self, simulation: Simulation, rounds: int, label: str) -> FleetState:
+        """The state after all rounds."""
+        *_, (_, state) = self.states(simulation, rounds, EVALUATIONS, label)
+        return state
+
+    # What is trained.
+
+    def shared_policy(self) -> tuple[Params, dict[str, np.ndarray]]:
+        """Train one policy for all agents; return its parameters by seed, and returns before and after training."""
+        algorithm, rounds = self.learner()
+        simulation = self.simulation(algorithm)
+        before = returns(simulation, simulation.start(), MEASURED)
+        state = self.trained(simulation, rounds, "one policy for all")
+        after = {name: returns(simulation, state, moment) for name, moment in MOMENTS.items()}
+        return shared_params(algorithm, state), {"untrained": before, **after}
+
+    def specialist(self, agent: int, shared: Params) -> dict[str, np.ndarray]:
+        """Train a policy of one agent's own, from scratch and from the shared policy; return returns on all agents.
+
+        "alone" is the agent's own return on its way from scratch, "from ..." that of both policies at the end.
+        """
+        algorithm, rounds = self.learner()
+        everyone, one = self.simulation(algorithm), one_agent(self.fleet, agent)
+        found: dict[str, np.ndarray] = {}
+        for origin, start in {"scratch": None, "shared": shared}.items():
+            simulation, curve, spent = self.simulation(algorithm, one, start), [], []
+            for done, state in self.states(simulation, rounds, EVALUATIONS, f"agent {agent} from {origin}"):
+                if origin == "scratch":
+                    curve.append(returns(simulation, state, MEASURED)[:, 0])
+                    spent.append(algorithm.trajectories_after(done))
+            for name, moment in MOMENTS.items():
+                found[f"{name} from {origin}"] = returns(everyone, state, moment)
+            if origin == "scratch":
+                found |= {"alone": np.stack(curve, axis=1), "spent": np.asarray(spent)}
+        return found
+
+    def initialization(self) -> dict[str, np.ndarray]:
+        """Train an initialization for one gradient step; return the returns after the step, by budget.
+
+        Where returns are exact, the best of several step sizes is taken, by other trajectories than those measured.
+        """
+        if self.step_sizes is None:
+            rounds = max(1, self.trajectories // PAIR)
+            promp = ProMP(1.0, RATE, anneal=rounds, learn_alpha="per-parameter")
+            return {"adapted": self.adapted(promp, rounds, None)[0]}
+        alpha, beta = self.step_sizes
+        tried = []
+        for own in (PerFedAvgPG(alpha * x, beta * y) for x in FACTORS for y in FACTORS[:2]):
+            with suppress(DivergenceError):
+                tried.append(self.adapted(own, EXACT_ROUNDS, Exact(self.policy)))
+        if not tried:
+            raise DivergenceError(f"one-step adaptation diverged with alpha = {alpha} and larger: lower alpha and beta")
+        return {"adapted": max(tried, key=lambda both: float(both[1].mean()))[0]}
+
+    def adapted(self, algorithm: Algorithm, rounds: int, agent: Any) -> list[Float[np.ndarray, "seed budget agent"]]:
+        """The returns after one step from a trained initialization, from two draws of trajectories."""
+        simulation = self.simulation(algorithm, agent=agent)
+        state = self.trained(simulation, rounds, "an initialization for one step")
+        found = [deployed.outcomes["return"] for x in (0, 1) if (deployed := simulation.deploy(state, rounds + x))]
+        if not all(np.isfinite(x).all() for x in found):
+            raise DivergenceError("one-step adaptation diverged: lower alpha")
+        return [np.asarray(x, float) for x in found]
+
+    def alone(self) -> dict[str, np.ndarray]:
+        """Let every agent learn alone by plain gradient steps, where returns are exact; the best of several sizes."""
+        assert self.step_sizes is not None
+        tried = []
+        for factor in FACTORS:
+            algorithm = LocalPG(self.step_sizes[1] * factor, m=BATCH)
+            simulation, curve, spent = self.simulation(algorithm), [], []
+            rounds = max(1, self.trajectories // BATCH)
+            with suppress(DivergenceError):
+                for done, state in self.states(simulation, rounds, EVALUATIONS, "agents alone"):
+                    curve.append(simulation.measure(state, done).after[:, 0])
+                    spent.append(algorithm.trajectories_after(done))
+                if np.isfinite(curve).all():
+                    tried.append({"alone": np.stack(curve, axis=1), "spent": np.asarray(spent)})
+        if not tried:
+            raise DivergenceError("the agents' own training diverged: lower beta")
+        return max(tried, key=lambda one: float(one["alone"][:, -1].mean()))
+
+    def untrained(self) -> dict[str, np.ndarray]:
+        """The returns of the policy that training starts from."""
+        simulation = self.simulation(self.learner()[0] if self.step_sizes is None else LocalPG(1.0))
+        return {"untrained": returns(simulation, simulation.start(), MEASURED)}
+
+
+MOMENTS = {"measured": MEASURED, "chosen by": CHOSEN_BY}
+
+
+def one_agent(fleet: Fleet, agent: int) -> Fleet:
+    """A fleet of one of the agents."""
+    return some_agents(fleet, [agent])
+
+
+def some_agents(fleet: Fleet, agents: Sequence[int]) -> Fleet:
+    """A fleet of some of the training agents, without unseen ones."""
+    return Fleet(make_fleet([fleet.task(i) for i in agents]).train, None, None, fleet.sight)
+
+
+def returns(simulation: Simulation, state: FleetState, moment: int) -> Float[np.ndarray, "seed agent"]:
+    """The return of every agent under the shared policy of a state."""
+    return np.asarray(simulation.each_agent(shared_return, state, EVALUATION + moment, held_out=False), float)
+
+
+def shared_return(
+    evaluation: Evaluation, algorithm: Algorithm, message: PyTree, _: PyTree, task: Any, key: PRNGKeyArray
+) -> Float[Array, ""]:
+    """One agent's return under the shared policy."""
+    return evaluation.outcomes(task, algorithm.shared(message), key)["return"]
