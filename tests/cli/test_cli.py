@@ -55,7 +55,7 @@ def test_list_names_every_registered_part(run, kind):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["check"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]]
+    "command", [[], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]]
 )
 def test_every_command_has_a_help_text(run, command):
     code, out, err = run(*command, "--help")

@@ -53,6 +53,7 @@ COMMANDS = {
     "compare configs/compare/gridworld.toml": TRAINS,
     "compare configs/compare/[*].toml --results results/compare --saved --figures *": "too long: draws every figure",
     "compare halves.toml": "test_an_algorithm_of_ones_own_runs_from_python_and_from_a_config",
+    "diagnose *": TRAINS,
     "estimators*": TRAINS,
     "evaluate runs/*": "too long: the run must be trained first",
     "federation *": NETWORK,
