@@ -38,6 +38,9 @@ UPLOAD_NOISE = 2**32 - 1
 HEAD_STEPS = 2**32 - 2
 """Folded into the key of an agent's round to draw the local steps of a personal head."""
 
+CLUSTER_CHOICE = 2**32 - 3
+"""Folded into the key of an agent's round, or of its deployment, to choose one of several initializations."""
+
 SEED_LEVEL = {
     "START": START,
     "PERSONALIZATION": PERSONALIZATION,
@@ -49,5 +52,5 @@ SEED_LEVEL = {
 AGENT_LEVEL = {"EVALUATION": EVALUATION, "DEPLOYMENT": DEPLOYMENT}
 """Beside the rounds; each is the first of MOST_ROUNDS numbers."""
 
-ROUND_LEVEL = {"UPLOAD_NOISE": UPLOAD_NOISE, "HEAD_STEPS": HEAD_STEPS}
+ROUND_LEVEL = {"UPLOAD_NOISE": UPLOAD_NOISE, "HEAD_STEPS": HEAD_STEPS, "CLUSTER_CHOICE": CLUSTER_CHOICE}
 """Below the key of one agent's round, which local steps split."""

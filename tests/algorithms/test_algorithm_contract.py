@@ -27,7 +27,7 @@ from perfedrl.simulation.run_state import FleetState
 
 FLEET, TABLE = pf.gridworld(width=3, horizon=5), pf.TableSoftmax(9, 4)
 SETTINGS: dict[str, Any] = {"alpha": 1.0, "beta": 0.3, "m_in": 3, "m_h": 3, "m_out": 3, "m": 3, "m_anchor": 3}
-SETTINGS |= {"local_steps": 2, "head_steps": 1, "steps": 2, "fine_tuning_steps": 2, "mean_delay": 0.5}
+SETTINGS |= {"m_choose": 3, "local_steps": 2, "head_steps": 1, "steps": 2, "fine_tuning_steps": 2, "mean_delay": 0.5}
 SEED, ROUNDS = 11, 3
 
 
@@ -96,6 +96,7 @@ CASES |= {
     "promp, kept batches": Case(
         make("promp", local_steps=1, optimizer="sgd", epochs=1, rounds_per_batch=2), **NO_EXACT
     ),
+    "clustered meta-steps": Case(make("clustered", clusters=3, variant="exact")),
     "two steps, central differences": Case(make("per-fedavg-pg", adaptation_steps=2), curvature="central-fresh"),
     "controlled, learned step": Case(make("per-fedavg-pg", m_h=4, control="shrink", learn_alpha="scalar")),
     "annealed adam, learned step": Case(make("per-fedavg-pg", optimizer="adam", anneal=2, learn_alpha="scalar")),
@@ -120,6 +121,8 @@ SENT_ANYWAY = {
 ALONE = [
     ("fedavg-pg", {}),
     ("fine-tuned", {}),
+    ("clustered", {}),
+    ("clustered", {"alpha": 0.0, "variant": "exact"}),
     ("local-pg", {}),
     ("reptile", {"server_step": 1.0}),
     ("softmax-fedpg", {}),
@@ -148,7 +151,7 @@ NEVER_LOCAL = {
 }
 
 
-LOOPED = ("per-fedavg-pg", "fast-fedpg", "shared-representation", "afedpg", "mixing", "sg-mrl", "local-pg")
+LOOPED = ("per-fedavg-pg", "fast-fedpg", "clustered", "shared-representation", "afedpg", "mixing", "sg-mrl", "local-pg")
 LOOPED += ("per-fedavg-storm", "control variate of rounds, optimizer")
 """Cases whose agent-by-agent loop `make test` compiles."""
 

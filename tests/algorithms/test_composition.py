@@ -8,6 +8,7 @@ import perfedrl as pf
 from perfedrl.algorithms import (
     AFedPG,
     Attacked,
+    Clustered,
     ControlVariate,
     FastFedPG,
     FedOpt,
@@ -78,6 +79,11 @@ REJECTED = [
     (OWN, [ControlVariate, Attacked], {}, "remembers displacements"),
     (FastFedPG(0.5, 0.3), [Personal], {}, "special has uploads of its own"),
     (AFedPG(0.5, 0.3), [Personal], {}, "special has uploads of its own"),
+    (Clustered(0.5, 0.3), [Personal], {}, "special has uploads of its own"),
+    *[
+        (Clustered(0.5, 0.3), [kind], {}, "choose one of several initializations")
+        for kind in (Private, Robust, FedOpt, ControlVariate)
+    ],
     (OWN, [FedOpt], {"averages_moments": True}, "round by round"),
     (OWN, [ControlVariate], {"averages_moments": True}, "round by round"),
 ]
@@ -99,4 +105,5 @@ def test_what_is_not_excluded_is_accepted():
     compose(OWN, [LAYERS[kind] for kind in (Personal, Private, Robust, FedOpt, Attacked)])
     compose(OWN, [LAYERS[kind] for kind in (Personal, FedOpt, ControlVariate)])
     compose(AFedPG(0.5, 0.3), [LAYERS[FedOpt]])
+    compose(Clustered(0.5, 0.3), [LAYERS[Attacked]], averages_moments=True)
     compose(OWN, [LAYERS[kind] for kind in (Private, Robust, Attacked)], averages_moments=True)

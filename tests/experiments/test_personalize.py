@@ -67,6 +67,29 @@ def test_one_step_is_the_papers_adaptation_on_that_agent_alone__algorithm_1_line
     assert 0 <= own.after["success"].low <= own.after["success"].mean <= own.after["success"].high <= 1
 
 
+def test_an_agent_of_a_clustered_run_chooses_its_initialization(tmp_path):
+    """Agents in opposite corners get the algorithm's own personalization, from different clusters, at its cost."""
+    table = {
+        **{"name": "corners", "seeds": [1], "rounds": 8, "evaluate_every": 8, "policy": {"name": "table"}},
+        "fleet": {"env": "gridworld", "width": 3, "horizon": 5, "goals": [[0, 0], [2, 2]]},
+        "algorithm": {"name": "clustered", "alpha": 0.5, "beta": 3.0, "local_steps": 2, "m": 8, "m_choose": 4},
+    }
+    run = train(make_config(table), tmp_path)
+    algorithm, (_, state) = run.config.experiment.algorithm, run.config.experiment.initial_states(0)
+    message, starts = jax.tree.map(lambda x: x[0], run.message), []
+    for i in range(2):
+        own = pf.personalize(run, agent=i, trajectories=40, episodes=4)
+        agent = Sampled(run.config.experiment.policy)(run.config.experiment.fleet.task(i))
+        (step,) = jax.random.split(jax.random.split(personal_key(1, own.agent, 0))[0], 1)
+        expected = algorithm.personalize(message, state, agent, step, 40)
+        np.testing.assert_allclose(own.params, expected, atol=1e-6)
+        assert own.cost == 40
+        starts.append(np.argmin([np.linalg.norm(own.params - theta) for theta in message.theta]))
+    assert sorted(starts) == [0, 1]
+    with pytest.raises(pf.UserError, match="choose one of several initializations before their step"):
+        pf.evaluate(run, alpha=1.0)
+
+
 @pytest.mark.slow
 def test_several_steps_cost_several_batches_and_give_other_parameters(finished):
     one, three = (pf.personalize(finished, agent=1, trajectories=50, steps=n, episodes=4) for n in (1, 3))

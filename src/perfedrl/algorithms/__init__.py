@@ -9,6 +9,7 @@ from perfedrl.algorithms.afedpg import AFedPG
 from perfedrl.algorithms.aggregation import AGGREGATIONS, Aggregation, Robust
 from perfedrl.algorithms.attacks import ATTACKS, Attack, Attacked
 from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, static
+from perfedrl.algorithms.clustered import Clustered
 from perfedrl.algorithms.context import ContextAdaptation
 from perfedrl.algorithms.control_variate import ControlVariate
 from perfedrl.algorithms.fast_fedpg import FastFedPG
@@ -41,6 +42,7 @@ ALGORITHMS = registry(
     "algorithm",
     Algorithm,
     afedpg=AFedPG,
+    clustered=Clustered,
     context=ContextAdaptation,
     fedavg_pg=FedAvgPG,
     fednpg=FedNPG,
@@ -73,6 +75,7 @@ __all__ = [
     "Algorithm",
     "Attack",
     "Attacked",
+    "Clustered",
     "ContextAdaptation",
     "ControlVariate",
     "FastFedPG",

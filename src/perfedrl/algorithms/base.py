@@ -54,6 +54,9 @@ class Algorithm(eqx.Module):
     uploads_may_be_empty: ClassVar[bool] = False
     """Whether agents send nothing in some rounds, so that an upload cannot be taken for a changed message."""
 
+    averages_by_choice: ClassVar[bool] = False
+    """Whether an upload names one of several shared parameters, so that the algorithm alone can combine uploads."""
+
     @property
     @abc.abstractmethod
     def trajectories_per_round(self) -> int:
@@ -106,6 +109,17 @@ class Algorithm(eqx.Module):
         """
         return adapt(agent, theta, alpha, key, m)
 
+    def starting_point(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
+        """Return the parameters from which an agent takes its steps at deployment; by default the shared ones.
+
+        Override it, and `choosing_trajectories`, where an agent chooses among several by its own trajectories.
+        """
+        return self.shared(self.with_personal_part(message, state))
+
+    def choosing_trajectories(self, m: int) -> int:
+        """Number of an agent's m trajectories that `starting_point` takes; the others are for the steps."""
+        return 0
+
     @property
     def learns_step_size(self) -> bool:
         """Whether the message holds a learned step size beside the parameters."""
@@ -148,6 +162,10 @@ class Algorithm(eqx.Module):
     def uploads_whole_messages(self) -> bool:
         """Whether every upload is the message, changed: in its structure, with nothing left out."""
         return type(self).unchanged_upload is Algorithm.unchanged_upload and not self.uploads_may_be_empty
+
+    def measured_part(self, upload: PyTree) -> PyTree:
+        """Return the part of an upload whose distance from `unchanged_upload` servers limit, None for other leaves."""
+        return upload
 
     def with_personal_part(self, message: PyTree, state: PyTree) -> PyTree:
         """Return the message as one agent sees it: with its own values of the part that stays with the agents."""

@@ -73,6 +73,11 @@ def has_auxiliaries(composition: Composition) -> bool:
     return composition.algorithm.uploads_auxiliaries
 
 
+def averages_by_choice(composition: Composition) -> bool:
+    """Whether every upload belongs to one of several shared parameters."""
+    return composition.algorithm.averages_by_choice
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     Conflict(
         has_auxiliaries,
@@ -97,6 +102,12 @@ CONFLICTS: tuple[Conflict, ...] = (
         (Personal,),
         '[normalization] with "local" moments keeps a part of a message with the agents, and {name} has uploads of its '
         'own: make them "federated", or take fedavg-pg',
+    ),
+    Conflict(
+        averages_by_choice,
+        (Private, Robust, FedOpt, ControlVariate),
+        "agents of {name} choose one of several initializations and say which, and [privacy], [server], "
+        "[control_variate] and every [aggregation] but the mean would mix these: leave them out, or take fedavg-pg",
     ),
     Conflict(
         averages_moments,

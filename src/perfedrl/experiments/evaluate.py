@@ -44,6 +44,11 @@ def evaluate(run: Run, alpha: float | None = None) -> list[AgentReturn]:
     if alpha is not None:
         # FedAvg-PG personalizes by one policy-gradient step from the shared parameters; nothing is trained here.
         check_step_sizes(alpha, 1.0)
+        if experiment.algorithm.averages_by_choice:
+            raise UserError(
+                f"agents of {run.config.algorithm['name']} choose one of several initializations before their step: "
+                "evaluate the run without alpha, or use `perfedrl personalize --alpha`"
+            )
         experiment, message = replace(experiment, algorithm=FedAvgPG(alpha, beta=1.0)), run.params
     fleet, simulation = experiment.fleet, Simulation(experiment, run.config.seeds)
     # A round that training never reaches, so that the episodes differ from those of the run's own evaluations.

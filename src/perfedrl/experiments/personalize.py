@@ -29,6 +29,7 @@ from perfedrl.rollout import sampler
 from perfedrl.saved_policies.descriptions import Description
 from perfedrl.saved_policies.file import SavedPolicy, encode
 from perfedrl.simulation.evaluation import MOST_EPISODES, episode_outcomes
+from perfedrl.simulation.measurements import choose_and_adapt
 from perfedrl.types import Params
 
 EPISODES, SAVED_ROLLOUTS, MOST_STEPS = 512, 12, 100_000
@@ -149,6 +150,7 @@ def personalize(
     (training agents first, then held-out ones), or your own `task`; with both, a number says from which agent settings
     that are not given are taken. Each of `steps` steps samples `trajectories` fresh trajectories; without `steps`, the
     run's number of personalization steps divides `trajectories` among them. Gradients are estimated as in training.
+    Where a run has several initializations, the agent chooses one by some of the first step's trajectories.
     `seed` selects one of the run's initializations, by default the first. `draw` is any number; another number gives
     other trajectories and episodes.
 
@@ -201,8 +203,12 @@ def _personalized(
     if begin.attempts:  # so that a further step has trajectories of its own
         adaptation = jax.random.fold_in(adaptation, begin.attempts)
     adapt_agent, play = (_adapt, _play) if played else (_adapt_compiled, _play_compiled)
+    start: Any = begin.params
+    if begin.message is not None:
+        start = begin.message, experiment.initial_states(0)[1]
+        adapt_agent = _adapt_chosen if played else _adapt_chosen_compiled
     own = adapt_agent(
-        experiment.algorithm, experiment.agent, chosen.task, begin.params, step_size, adaptation, trajectories, steps
+        experiment.algorithm, experiment.agent, chosen.task, start, step_size, adaptation, trajectories, steps
     )
     alpha = float(np.mean(np.concatenate([np.ravel(x) for x in jax.tree.leaves(step_size)])))
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(own)):
@@ -297,6 +303,14 @@ def _adapt(algorithm, agent, task, theta, alpha, key, trajectories, steps):
     return iterate(objective, step, theta, jax.random.split(key, steps))[0]
 
 
+def _adapt_chosen(algorithm, agent, task, start, alpha, key, trajectories, steps):
+    """As `_adapt`, from the initialization that the agent chooses by a message and its state."""
+    message, state = start
+    return choose_and_adapt(
+        algorithm, agent(task), message, state, alpha, key, trajectories, steps, record=lambda _: ()
+    )[0]
+
+
 def _play(policy, task, params, key, episodes):
     """Outcomes and observations of episodes; for an agent with examples, outcomes of all test examples."""
     if isinstance(task, DataTask):
@@ -306,4 +320,5 @@ def _play(policy, task, params, key, episodes):
 
 
 _adapt_compiled = jit(_adapt, static_argnums=(6, 7))
+_adapt_chosen_compiled = jit(_adapt_chosen, static_argnums=(6, 7))
 _play_compiled = jit(_play, static_argnums=4)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import whole
@@ -22,6 +23,7 @@ class WarmStart(NamedTuple):
 
     `attempts` counts the adaptations that were tried so far, also those after which the start was kept. `spaces` are
     those that the parameters were trained for, where they are known, and `where` names the policy in messages.
+    `message` is that of a run with several initializations, of which `params` is the one with most members.
     """
 
     params: Params
@@ -31,6 +33,7 @@ class WarmStart(NamedTuple):
     spaces: Spaces | None = None
     where: str = ""
     warnings: Sequence[str] = ()
+    message: PyTree | None = None
 
     def check_spaces(self, task: Any) -> None:
         """Reject the task of an agent with other observations or actions, such as actions in other units."""
@@ -49,7 +52,8 @@ def warm_start(run: Run, replica: int, start: str | Path | SavedPolicy | None) -
     """Return the parameters of one of the run's seeds, or those of a saved policy that fits the run's policy."""
     shared = jax.tree.map(lambda x: x[replica], run.params)
     if start is None:
-        return WarmStart(shared)
+        chooses = run.config.experiment.algorithm.averages_by_choice
+        return WarmStart(shared, message=jax.tree.map(lambda x: x[replica], run.message) if chooses else None)
     saved, where = (start, "the policy") if isinstance(start, SavedPolicy) else (load_policy(start), str(start))
     description = run.config.experiment.policy.description
     sees = isinstance(saved.description, SightedDescription)

@@ -12,6 +12,7 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from perfedrl.algorithms import Algorithm
 from perfedrl.envs.base import environment_part
 from perfedrl.errors import UserError
+from perfedrl.estimators import Objective
 from perfedrl.estimators.meta import iterate
 from perfedrl.simulation.evaluation import Evaluation, Outcomes
 from perfedrl.types import Array, Params
@@ -78,18 +79,48 @@ def step_by_step(
     """One agent's outcomes before adaptation and after each of `steps` adaptation steps from m trajectories each.
 
     All are measured over the same episodes, which no step uses. The step size is `alpha`, or by default the
-    algorithm's step size at deployment.
+    algorithm's step size at deployment. A choice of the initialization is part of the first step.
     """
     objective, (adaptation, episodes) = evaluation.objective(task), jax.random.split(key)
-    theta = algorithm.shared(algorithm.with_personal_part(message, client))
     step_size = deployed_step_size(algorithm, message) if alpha is None else alpha
 
-    def step(theta: Params, key: PRNGKeyArray) -> tuple[Params, Outcomes]:
-        theta = algorithm.adaptation_step(objective, theta, step_size, key, m)
-        return theta, evaluation.outcomes(task, theta, episodes)
+    def measured(theta: Params) -> Outcomes:
+        return evaluation.outcomes(task, theta, episodes)
 
-    _, after = iterate(objective, step, theta, jax.random.split(adaptation, steps))
-    return jax.tree.map(lambda x, xs: jnp.append(x, xs), evaluation.outcomes(task, theta, episodes), after)
+    _, after = choose_and_adapt(algorithm, objective, message, client, step_size, adaptation, m, steps, measured)
+    before = measured(algorithm.shared(algorithm.with_personal_part(message, client)))
+    return jax.tree.map(lambda x, xs: jnp.append(x, xs), before, after)
+
+
+def choose_and_adapt(
+    algorithm: Algorithm,
+    agent: Objective,
+    message: PyTree,
+    client: PyTree,
+    alpha: Any,
+    key: PRNGKeyArray,
+    m: int,
+    steps: int,
+    record: Callable[[Params], PyTree],
+) -> tuple[Params, PyTree]:
+    """Take adaptation steps from an agent's starting point, from m trajectories each, and record each step's end.
+
+    Where the algorithm chooses the starting point by trajectories, they are some of the first step's.
+    """
+
+    def step(m: int, theta: Params, key: PRNGKeyArray) -> tuple[Params, PyTree]:
+        theta = algorithm.adaptation_step(agent, theta, alpha, key, m)
+        return theta, record(theta)
+
+    keys, choosing = jax.random.split(key, steps), algorithm.choosing_trajectories(m)
+    start = algorithm.starting_point(message, client, agent, keys[0], m)
+    if not choosing:
+        return iterate(agent, partial(step, m), start, keys)
+    theta, first = iterate(agent, partial(step, m - choosing), start, keys[:1])
+    if steps == 1:
+        return theta, first
+    theta, others = iterate(agent, partial(step, m), theta, keys[1:])
+    return theta, jax.tree.map(lambda x, y: jnp.concatenate([x, y]), first, others)
 
 
 def deployed_step_size(algorithm: Algorithm, message: PyTree) -> Any:

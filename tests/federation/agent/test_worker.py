@@ -29,6 +29,7 @@ ALGORITHMS = {
     "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order", **STEPS},
     "fedavg-pg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3, "local_steps": 2},
     "shrink": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "m_h": 6, "control": "shrink", **STEPS},
+    "clustered": {"name": "clustered", "alpha": 0.5, "beta": 0.3, "local_steps": 2, "m": 6, "m_choose": 4},
     "kept batches": {
         **{"name": "promp", "alpha": 1.0, "beta": 0.3, "m_in": 3, "m_out": 3},
         **{"epochs": 1, "optimizer": "sgd", "rounds_per_batch": 2},
@@ -85,8 +86,8 @@ def same(one, two):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
-CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrink", "kept batches")] + [
-    ("arc", name) for name in ("exact", "first-order", "fedavg-pg")
+CASES = [("grid", name) for name in ("exact", "first-order", "fedavg-pg", "shrink", "kept batches", "clustered")] + [
+    ("arc", name) for name in ("exact", "first-order", "fedavg-pg", "clustered")
 ]
 
 

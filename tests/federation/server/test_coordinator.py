@@ -321,6 +321,18 @@ def test_robust_aggregation_and_weights_have_the_simulators_bits(agents, tmp_pat
     np.testing.assert_array_equal(load_run(tmp_path / "runs" / wanted.folder).message, simulated.message)
 
 
+def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused(agents, tmp_path):
+    steps = {"alpha": 0.5, "beta": 5.0, "local_steps": 2, "m": 5, "m_choose": 3}
+    wanted = make_config({**tomllib.loads(CONFIG.to_toml()), "algorithm": {"name": "clustered", **steps}})
+    folder = new_run(tmp_path, wanted)
+    train(folder, InProcessAgents(agents))
+    assert not [event for event in folder.events() if event["event"] == "refused"]
+    run, simulated = load_run(tmp_path / "runs" / wanted.folder), simulate(wanted, tmp_path / "simulated")
+    np.testing.assert_array_equal(run.message.theta, simulated.message.theta)
+    np.testing.assert_array_equal(run.message.members, simulated.message.members)
+    assert np.ptp(run.message.theta, axis=1).max() > 0.1, "the clusters differ"
+
+
 @pytest.mark.slow
 def test_the_privacy_loss_is_logged_in_every_round(agents, tmp_path):
     wanted = config("private", 2, privacy={"clip": 0.1, "noise": 2.0})

@@ -75,6 +75,22 @@ def test_a_good_upload_is_read():
     assert read_upload(sent(fields=FIELDS | {"trajectories": "30"}), EXPECTED).keys() == MESSAGE.keys()
 
 
+def test_only_the_measured_tensors_count_in_the_distance():
+    """Three agents that did not move, in one of two clusters, are no reason to refuse those that did."""
+    message = {"theta": np.zeros(3, np.float32), "members": np.asarray([0.5, 0.5], np.float32)}
+
+    def upload(far, cluster):
+        members = np.eye(2, dtype=np.float32)[cluster]
+        return encode(Frame("upload", FIELDS, {"theta": np.full(3, far, np.float32), "members": members}))
+
+    uploads = {f"agent-{i}": upload(far, i % 2) for i, far in enumerate((0, 0, 0, 20, 20))}
+    refused = [Gate(None).judge(Expected("run-1", 2, 7, message, m), uploads).refused for m in (None, ("theta",))]
+    assert (sorted(refused[0]), refused[1]) == (["agent-3", "agent-4"], {})
+    lies = {**uploads, "agent-4": upload(1e6, 0)}
+    verdict = Gate(None).judge(Expected("run-1", 2, 7, message, ("theta",)), lies | {"agent-5": upload(20, 1)})
+    assert sorted(verdict.refused) == ["agent-4"], "a far displacement is still refused"
+
+
 def test_too_large_an_upload_is_not_decoded(monkeypatch):
     monkeypatch.setattr(upload_checks, "decode", lambda *_: pytest.fail("it was decoded"))
     with pytest.raises(Refused, match="at most"):

@@ -265,8 +265,10 @@ class RunStateMachine:
         self, state: CoordinatorState, answers: Answers
     ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
         """Check the uploads of the agents drawn for this round; the gate's record of them is part of the state."""
-        message = named_leaves(self.experiment.algorithm.unchanged_upload(state.server.message))
-        expected = Expected(self.spec.run, self.generation, state.round, message)
+        algorithm = self.experiment.algorithm
+        unchanged = algorithm.unchanged_upload(state.server.message)
+        measured = frozenset(named_leaves(algorithm.measured_part(unchanged)))
+        expected = Expected(self.spec.run, self.generation, state.round, named_leaves(unchanged), measured)
         drawn, gate = self._drawn(state), copy.deepcopy(state.gate)
         verdict = gate.judge(expected, {name: data for name, data in answers.frames.items() if name in drawn})
         commands: list[Command] = [

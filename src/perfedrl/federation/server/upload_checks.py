@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_high
 from typing import Any
@@ -38,13 +38,19 @@ class Failed(Refused):
 class Expected:
     """The run, generation and round that an upload must name, and the tensors whose names, shapes and types it has.
 
-    `tensors` is the broadcast message by leaf name.
+    `tensors` is the upload of an agent that learned nothing, by leaf name; `measured` are the names of those whose
+    distance from it is limited, None for all.
     """
 
     run: str
     generation: int
     round: int
     tensors: Mapping[str, np.ndarray]
+    measured: Collection[str] | None = None
+
+    def measured_part(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors whose distance is limited."""
+        return {name: x for name, x in tensors.items() if self.measured is None or name in self.measured}
 
     @property
     def limit(self) -> int:
@@ -179,8 +185,9 @@ class Gate:
                 refused[name] = str(error)
                 if not isinstance(error, Failed):
                     blamed.append(name)
-        lengths = {name: displacement(x, expected.tensors) for name, x in read.items()}
-        farthest, why = self._farthest(list(lengths.values()), expected.tensors)
+        start = expected.measured_part(expected.tensors)
+        lengths = {name: displacement(expected.measured_part(x), start) for name, x in read.items()}
+        farthest, why = self._farthest(list(lengths.values()), start)
         for name, far in lengths.items():
             if far > max(farthest, self.floor) or math.isinf(far):
                 refused[name] = f"the upload is {far:.3g} from the message; the limit is {farthest:.3g}, {why}"
