@@ -13,7 +13,7 @@ from tiers import some_slow
 
 import perfedrl as pf
 from perfedrl.envs import ENVS, Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum
-from perfedrl.envs.control.physics import constants
+from perfedrl.envs.control.physics import ACTUATOR, constants
 from perfedrl.experiments.config import load_config, make_config
 from perfedrl.simulation import compiled as engine
 from perfedrl.types import Trajectory
@@ -76,7 +76,7 @@ PEERS = {
 
 def told(name: str, task: Any) -> dict[str, Any]:
     """What Gymnasium must be told of a task's physics: its constants, and what Gymnasium derives from them."""
-    said = {key: getattr(task, key) for key in constants(task)}
+    said = {key: getattr(task, key) for key in constants(task) if key not in ACTUATOR}
     if name == "cart-pole":
         said |= {"total_mass": task.total_mass, "polemass_length": task.polemass_length}
     if name == "acrobot":

@@ -26,8 +26,14 @@ PARAMETERS = {
     "gymnasium": {"id": "CartPole-v1", "vary": {"length": [0.1, 0.9]}, "horizon": 40},
     "gymnax": {"id": "jax_environments:Walk", "vary": {"push": [0.05, 0.3]}, "held_out": 2},
     "brax": {"id": "jax_environments:Cart", "vary": {"drag": [0.0, 0.5]}, "held_out": 2, "horizon": 5},
+    "cart-pole with actuators": {"vary": ["gain", "lag", "dead_zone"]},
+    "pendulum with actuators": {"vary": ["gain", "lag", "dead_zone"]},
 }
-"""Required parameters of families."""
+"""Required parameters of families, and parameters of the variants below."""
+
+VARIANTS = {"cart-pole with actuators": "cart-pole", "pendulum with actuators": "pendulum"}
+"""Fleets beside those of the registry's names, and their families: those whose states have a hidden part."""
+NAMES = [*ENVS, *VARIANTS]
 
 DIFFER = {
     "acrobot": {"link_length_2"},
@@ -36,6 +42,7 @@ DIFFER = {
     "bandits": {"r"},
     "brax": {"values.drag"},
     "cart-pole": {"length"},
+    "cart-pole with actuators": {"gain", "lag", "dead_zone"},
     "circle": {"goal"},
     "classification": {"examples.inputs", "examples.labels", "test.inputs", "test.labels"},
     "gridworld": {"mu", "r"},
@@ -45,13 +52,14 @@ DIFFER = {
     "mountain-car-continuous": {"power"},
     "navigation": {"goal"},
     "pendulum": {"l"},
+    "pendulum with actuators": {"gain", "lag", "dead_zone"},
     "point-navigation": {"goal"},
     "random-mdps": {"probability"},
     "windy-cliff": {"probability", "r", "successor"},
 }
 """The leaves in which the agents of a family differ; all others are equal."""
 
-EARLY = ("cart-pole", "gymnasium")
+EARLY = ("cart-pole", "cart-pole with actuators", "gymnasium")
 """Families whose episodes nearly always end early under an untrained policy."""
 
 PYTHON = [name for name in ENVS if "parallel" in ENVS.parameters(name)]
@@ -60,7 +68,7 @@ FEW = {"agents": 2, "held_out": 0, "horizon": 5, "parallel": 3}
 
 EXAMPLES = [name for name in ENVS if "test_examples" in ENVS.parameters(name)]
 """Families with examples instead of episodes."""
-EPISODES = [name for name in ENVS if name not in EXAMPLES]
+EPISODES = [name for name in NAMES if name not in EXAMPLES]
 
 M = 3
 BUILT: list[Fleet] = []
@@ -76,7 +84,7 @@ class Played(NamedTuple):
 
 @lru_cache
 def fleet_of(name: str) -> Fleet:
-    BUILT.append(ENVS[name](**{**(FEW if name in PYTHON else {}), **PARAMETERS.get(name, {})}))
+    BUILT.append(ENVS[VARIANTS.get(name, name)](**{**(FEW if name in PYTHON else {}), **PARAMETERS.get(name, {})}))
     return BUILT[-1]
 
 
@@ -111,7 +119,7 @@ def played(name: str) -> Played:
     return Played(fleet, policy, params, sample(fleet, policy, params, seed=0))
 
 
-TRACEABLE = [name for name in ENVS if name not in PYTHON]
+TRACEABLE = [name for name in NAMES if name not in PYTHON]
 STEPPED = [name for name in TRACEABLE if name not in EXAMPLES]
 
 
@@ -122,7 +130,7 @@ def close_environments():
         fleet.close()
 
 
-@pytest.mark.parametrize("name", ENVS)
+@pytest.mark.parametrize("name", NAMES)
 def test_traceable_tells_fleets_in_jax_from_played_ones(name):
     assert fleet_of(name).traceable == (name in TRACEABLE)
 

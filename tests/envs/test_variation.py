@@ -33,6 +33,20 @@ def test_values_repeat_among_training_agents_where_there_are_fewer_values():
     assert abs(sum(x["direction"] for x in train)) == 1
 
 
+def test_sizes_of_both_signs_have_as_many_negative_agents_as_positive_ones():
+    vary = {"gain": {"plus_minus": [0.5, 1.5]}}
+    train, held_out = vary_agents(vary, 7, 4, 0)
+    signs = [np.sign([x["gain"] for x in part]) for part in (train, held_out)]
+    assert [abs(int(x.sum())) for x in signs] == [1, 0]
+    sizes = np.abs([x["gain"] for x in (*train, *held_out)])
+    assert (sizes >= 0.5).all()
+    assert (sizes <= 1.5).all()
+    assert np.ptp(sizes) > 0.5
+    assert vary_agents(vary, 7, 4, 0) == (train, held_out)
+    orders = {tuple(np.sign([x["gain"] for x in vary_agents(vary, 7, 4, seed).train])) for seed in range(9)}
+    assert len(orders) > 3
+
+
 def test_a_table_states_the_value_of_every_agent():
     split = vary_agents({"a": {"train": [1, 2], "held_out": [3]}, "b": {"train": [7, 7], "held_out": [7]}}, 2, 1, 0)
     assert split == ([{"a": 1, "b": 7}, {"a": 2, "b": 7}], [{"a": 3, "b": 7}])
@@ -53,6 +67,7 @@ BAD = {
     "not numbers": (({"a": {"uniform": ["x", 1]}}, 1, 0, 0), "needs a range"),
     "a number": (({"a": 3}, 1, 0, 0), "a = 3; it must be a range"),
     "a word": (({"a": "x"}, 1, 0, 0), "it must be a range"),
+    "negative sizes": (({"a": {"plus_minus": [-1, 1]}}, 1, 0, 0), "a needs sizes >= 0, which take either sign"),
     "unknown form": (({"a": {"normal": [0, 1]}}, 1, 0, 0), "it must be a range"),
     "empty": (({"a": {"list": []}}, 1, 0, 0), "needs a list of values"),
     "length of a table": (({"a": {"train": [1]}}, 2, 0, 0), "has 1 values for train, and 2 such agents"),

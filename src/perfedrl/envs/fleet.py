@@ -206,6 +206,7 @@ def stack(tasks: Sequence[Task | DataTask]) -> Any:
 
 def _check_alike(tasks: Sequence[Task | DataTask]) -> None:
     first = _signature(tasks[0])
+    structure: Any = jax.tree.structure(tasks[0])
     for i, task in enumerate(tasks):
         if type(task) is not type(tasks[0]):
             raise UserError(f"agents of one fleet must be of one kind: agent {i} is not like agent 0")
@@ -214,6 +215,8 @@ def _check_alike(tasks: Sequence[Task | DataTask]) -> None:
                 raise UserError(
                     f"agents of one fleet must be alike: agent 0 has {what} {first.get(what)}, agent {i} has {came}"
                 )
+        if jax.tree.structure(task) != structure:
+            raise UserError(f"agents of one fleet must be alike: agent {i} has other static fields than agent 0")
 
 
 def _signature(task: Task | DataTask) -> dict[str, Any]:

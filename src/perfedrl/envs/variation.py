@@ -3,6 +3,7 @@
 The notation is the same for every family, in Python and in a config:
 
 - `length = [0.1, 0.9]`, or `{uniform = [0.1, 0.9]}`: every agent draws its own value;
+- `gain = {plus_minus = [0.5, 1.5]}`: a size in this range and a sign for every agent, half of them negative;
 - `length = {list = [0.1, 0.5, 0.9]}`, or three values and more: values are assigned in a random order, to training
   agents first, and repeat where there are more agents than values;
 - `length = {train = [0.1, 0.9], held_out = [0.5]}`: the value of every agent;
@@ -24,7 +25,10 @@ Vary = str | Sequence[str] | Mapping[str, Any]
 Values = dict[str, Any]
 """The varying parameters of one agent."""
 
-FORMS = "a range [low, high], {uniform = [low, high]}, {list = [...]} or {train = [...], held_out = [...]}"
+FORMS = (
+    "a range [low, high], {uniform = [low, high]}, {plus_minus = [low, high]}, {list = [...]} or "
+    "{train = [...], held_out = [...]}"
+)
 
 
 class Split(NamedTuple):
@@ -80,6 +84,11 @@ def draw(name: str, how: Any, agents: int, held_out: int, seed: int) -> list[Any
     if kind == "uniform":
         low, high = content
         return [float(x) for x in rng.uniform(low, high, agents + held_out)]
+    if kind == "plus_minus":
+        low, high = content
+        drawn = rng.uniform(low, high, agents + held_out)
+        signs = [sign for count in (agents, held_out) for sign in rng.permutation(np.resize([1, -1], count))]
+        return [float(sign * size) for sign, size in zip(signs, drawn, strict=True)]
     if kind == "list":
         order = rng.permutation(len(content))
         turns = [*np.resize(order, agents), *np.resize(np.roll(order, -agents), held_out)]
@@ -97,8 +106,10 @@ def form(name: str, how: Any) -> tuple[str, Any]:
             table = {"train": how["train"], "held_out": how.get("held_out", ())}
             if all(isinstance(x, Sequence) and not isinstance(x, str) for x in table.values()):
                 return "table", table
-        elif len(how) == 1 and next(iter(how)) in ("uniform", "list"):
+        elif len(how) == 1 and next(iter(how)) in ("uniform", "plus_minus", "list"):
             kind, content = next(iter(how.items()))
+            if kind == "plus_minus":
+                return kind, sizes(name, content)
             return (kind, bounds(name, content)) if kind == "uniform" else (kind, distinct(name, content))
     elif isinstance(how, Sequence) and not isinstance(how, str):
         pair = len(how) == 2 and all(isinstance(x, numbers.Real) for x in how)
@@ -116,6 +127,14 @@ def bounds(name: str, content: Any) -> tuple[float, float]:
     if not pair or not content[0] < content[1]:
         raise UserError(f"vary: {name} needs a range [low, high] with low < high; it has {content!r}")
     return float(content[0]), float(content[1])
+
+
+def sizes(name: str, content: Any) -> tuple[float, float]:
+    """Parse a range of sizes [low, high]."""
+    low, high = bounds(name, content)
+    if low < 0:
+        raise UserError(f"vary: {name} needs sizes >= 0, which take either sign; it has {content!r}")
+    return low, high
 
 
 def distinct(name: str, content: Any) -> list[Any]:

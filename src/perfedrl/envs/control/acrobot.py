@@ -5,15 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.base import Polyline
+from perfedrl.envs.control.actuator import ActuatedTask
 from perfedrl.envs.control.physics import Constant, check_physics, family, like, score
 from perfedrl.types import Array, Noise, Trajectory
 
-State = Float[Array, " 4"]
+Body = Float[Array, " 4"]
 """Angle of the first link from hanging, of the second from the first, and their velocities."""
+State = Float[Array, " s"]
+"""The body's, followed by the actuator's where it has one."""
 
 
-class Acrobot(Task):
+class Acrobot(ActuatedTask):
     """Gymnasium's Acrobot-v1, with the book's equations: reward -1 until the tip is high enough.
 
     The center of a link's mass is given as a share of its length, so that it moves along when the length changes. The
@@ -52,8 +55,19 @@ class Acrobot(Task):
     def link_com_pos_2(self) -> Constant:
         return self.link_com_2 * self.link_length_2
 
+    @property
+    def largest_command(self) -> Constant:
+        return self.torque
+
+    @property
+    def interval(self) -> Constant:
+        return self.dt
+
+    def command(self, action: Int[Array, ""]) -> Float[Array, ""]:
+        return (action - 1) * self.torque
+
     def reset(self, u: Noise) -> State:
-        return 0.2 * u - 0.1
+        return self.at_rest(0.2 * u - 0.1)
 
     def observe(self, state: State) -> Float[Array, " 6"]:
         cos, sin = jnp.cos(state[:2]), jnp.sin(state[:2])
@@ -61,22 +75,24 @@ class Acrobot(Task):
 
     def step(self, state: State, action: Int[Array, ""], u: Noise) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
         its = like(self, state)
-        torque = (action - 1) * its.torque
-        slope, half = lambda state: its.derivative(state, torque), its.dt / 2
-        k1 = slope(state)
-        k2 = slope(state + half * k1)
-        k3 = slope(state + half * k2)
-        k4 = slope(state + its.dt * k3)
-        state = state + its.dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-        angles = state[:2] - 2 * np.pi * jnp.ceil((state[:2] - np.pi) / (2 * np.pi))
+        followed = its.followed(state, its.command(action))
+        torque = its.effort(followed)
+        slope, half = lambda body: its.derivative(body, torque), its.dt / 2
+        body = its.body(state)
+        k1 = slope(body)
+        k2 = slope(body + half * k1)
+        k3 = slope(body + half * k2)
+        k4 = slope(body + its.dt * k3)
+        body = body + its.dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+        angles = body[:2] - 2 * np.pi * jnp.ceil((body[:2] - np.pi) / (2 * np.pi))
         limit = jnp.stack([its.max_vel_1, its.max_vel_2])
-        state = jnp.concatenate([angles, jnp.clip(state[2:], -limit, limit)])
-        done = -jnp.cos(state[0]) - jnp.cos(state[0] + state[1]) > 1
-        return state, jnp.where(done, 0, -1).astype(state.dtype), done
+        body = jnp.concatenate([angles, jnp.clip(body[2:], -limit, limit)])
+        done = -jnp.cos(body[0]) - jnp.cos(body[0] + body[1]) > 1
+        return its.moved(body, followed), jnp.where(done, 0, -1).astype(state.dtype), done
 
-    def derivative(self, state: State, torque: Float[Array, ""]) -> State:
-        """Return the time derivative of the state, with d, phi and the accelerations as in Sutton and Barto."""
-        theta1, theta2, speed1, speed2 = state
+    def derivative(self, body: Body, torque: Float[Array, ""]) -> Body:
+        """Return the time derivative of the body's state, with d, phi and the accelerations as in Sutton and Barto."""
+        theta1, theta2, speed1, speed2 = body
         m1, m2, l1, I, g = self.link_mass_1, self.link_mass_2, self.link_length_1, self.link_moi, self.gravity  # noqa: E741
         c1, c2 = self.link_com_pos_1, self.link_com_pos_2
         cos, sin = jnp.cos(theta2), jnp.sin(theta2)

@@ -8,19 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.base import Polyline
+from perfedrl.envs.control.actuator import ActuatedTask
 from perfedrl.envs.control.physics import Constant, check_physics, family, like, over, score
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
 
-State = Float[Array, " 2"]
+Body = Float[Array, " 2"]
 """Position and velocity."""
+State = Float[Array, " s"]
+"""The body's, followed by the actuator's where it has one."""
 
 START = (-0.6, -0.4)
 SIGNED = ("min_position", "max_position", "goal_position", "goal_velocity", "gravity")
 
 
-class MountainCar(Task):
+class MountainCar(ActuatedTask):
     """Gymnasium's MountainCar-v0: push left, not at all or right; reward -1 until the car is at the goal."""
 
     min_position: Constant = -1.2
@@ -38,29 +41,40 @@ class MountainCar(Task):
     actions = 3
     reward_bound = 1.0
 
+    interval = 1.0
+    """Time has no unit here: a lag is a number of decisions."""
+
     def __check_init__(self) -> None:
         check_valley(self)
 
-    def reset(self, u: Noise) -> State:
-        return start(u)
+    @property
+    def largest_command(self) -> Constant:
+        return self.force
 
-    def observe(self, state: State) -> State:
-        return state
+    def command(self, action: Int[Array, ""]) -> Float[Array, ""]:
+        return (action - 1) * self.force
+
+    def reset(self, u: Noise) -> State:
+        return self.at_rest(start(u))
+
+    def observe(self, state: State) -> Body:
+        return self.body(state)
 
     def step(self, state: State, action: Int[Array, ""], u: Noise) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
         its = like(self, state)
-        state, done = roll(its, state, (action - 1) * its.force)
-        return state, -jnp.ones((), state.dtype), done
+        followed = its.followed(state, its.command(action))
+        body, done = roll(its, its.body(state), its.effort(followed))
+        return its.moved(body, followed), -jnp.ones((), state.dtype), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
         """The score, and success: the car came to the goal."""
         return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
 
-    def sketch(self, obs: State) -> list[Polyline]:
+    def sketch(self, obs: Body) -> list[Polyline]:
         return valley(self, obs)
 
 
-class MountainCarContinuous(Task):
+class MountainCarContinuous(ActuatedTask):
     """Gymnasium's MountainCarContinuous-v0: a push in [-1, 1] times `power`; 100 at the goal, minus squared actions.
 
     An action outside [-1, 1] is clipped for the push, and not clipped for its cost.
@@ -80,48 +94,59 @@ class MountainCarContinuous(Task):
     step_noise = 0
     action_size = 1
 
+    interval = 1.0
+    """Time has no unit here: a lag is a number of decisions."""
+
     def __check_init__(self) -> None:
         check_valley(self)
 
-    def reset(self, u: Noise) -> State:
-        return start(u)
+    @property
+    def largest_command(self) -> Constant:
+        return self.power
 
-    def observe(self, state: State) -> State:
-        return state
+    def command(self, action: Float[Array, " 1"]) -> Float[Array, ""]:
+        return jnp.clip(action[0], -1, 1) * self.power
+
+    def reset(self, u: Noise) -> State:
+        return self.at_rest(start(u))
+
+    def observe(self, state: State) -> Body:
+        return self.body(state)
 
     def step(
         self, state: State, action: Float[Array, " 1"], u: Noise
     ) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
         its = like(self, state)
-        state, done = roll(its, state, jnp.clip(action[0], -1, 1) * its.power)
-        return state, (jnp.where(done, 100, 0) - 0.1 * action[0] ** 2).astype(state.dtype), done
+        followed = its.followed(state, its.command(action))
+        body, done = roll(its, its.body(state), its.effort(followed))
+        return its.moved(body, followed), (jnp.where(done, 100, 0) - 0.1 * action[0] ** 2).astype(state.dtype), done
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
         """The score, and success: the car came to the goal."""
         return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
 
-    def sketch(self, obs: State) -> list[Polyline]:
+    def sketch(self, obs: Body) -> list[Polyline]:
         return valley(self, obs)
 
 
-def start(u: Noise) -> State:
+def start(u: Noise) -> Body:
     """Return the initial state: at rest near the bottom of the valley."""
     return jnp.stack([START[0] + (START[1] - START[0]) * u[0], jnp.zeros((), u.dtype)])
 
 
-def roll(car: Any, state: State, push: Float[Array, ""]) -> tuple[State, Bool[Array, ""]]:
+def roll(car: Any, body: Body, push: Float[Array, ""]) -> tuple[Body, Bool[Array, ""]]:
     """Move a car in the valley sin(3 x) by one step; return its state and whether it is at the goal.
 
     The wall on the left stops the car.
     """
-    position, velocity = state
+    position, velocity = body
     velocity = jnp.clip(velocity + push - car.gravity * jnp.cos(3 * position), -car.max_speed, car.max_speed)
     position = jnp.clip(position + velocity, car.min_position, car.max_position)
     velocity = jnp.where((position <= car.min_position) & (velocity < 0), 0, velocity)
     return jnp.stack([position, velocity]), (position >= car.goal_position) & (velocity >= car.goal_velocity)
 
 
-def valley(car: Any, obs: State) -> list[Polyline]:
+def valley(car: Any, obs: Body) -> list[Polyline]:
     """Draw the hillside, the flag at the goal, and the car."""
 
     def height(x):

@@ -5,18 +5,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from perfedrl.envs.base import Polyline, Task
+from perfedrl.envs.base import Polyline
+from perfedrl.envs.control.actuator import ActuatedTask
 from perfedrl.envs.control.physics import Constant, check_physics, family, like, score
 from perfedrl.types import Array, Noise, Trajectory
 
-State = Float[Array, " 2"]
-"""Angle from the upright, not wrapped, and angular velocity."""
+State = Float[Array, " s"]
+"""Angle from the upright, not wrapped, and angular velocity; then the actuator's state where it has one."""
 
 UPRIGHT = np.cos(np.pi / 12)
 
 
-class Pendulum(Task):
-    """Gymnasium's Pendulum-v1: a torque, clipped; reward minus squared angle, speed and torque; no end before H."""
+class Pendulum(ActuatedTask):
+    """Gymnasium's Pendulum-v1: a torque, clipped; reward minus squared angle, speed and torque; no end before H.
+
+    The torque that the reward counts is the one asked for, whatever the actuator makes of it.
+    """
 
     g: Constant = 10.0
     m: Constant = 1.0
@@ -34,21 +38,34 @@ class Pendulum(Task):
     def __check_init__(self) -> None:
         check_physics(self, signed=["g"])
 
+    @property
+    def largest_command(self) -> Constant:
+        return self.max_torque
+
+    @property
+    def interval(self) -> Constant:
+        return self.dt
+
+    def command(self, action: Float[Array, " 1"]) -> Float[Array, ""]:
+        return jnp.clip(action[0], -self.max_torque, self.max_torque)
+
     def reset(self, u: Noise) -> State:
-        return (2 * u - 1) * jnp.asarray([np.pi, 1.0], u.dtype)
+        return self.at_rest((2 * u - 1) * jnp.asarray([np.pi, 1.0], u.dtype))
 
     def observe(self, state: State) -> Float[Array, " 3"]:
         return jnp.stack([jnp.cos(state[0]), jnp.sin(state[0]), state[1]])
 
     def step(self, state: State, action: Float[Array, " 1"], u: Noise) -> tuple[State, Float[Array, ""], bool]:
         its = like(self, state)
-        theta, speed = state
-        torque = jnp.clip(action[0], -its.max_torque, its.max_torque)
+        theta, speed = its.body(state)
+        asked = its.command(action)
+        followed = its.followed(state, asked)
+        torque = its.effort(followed)
         angle = jnp.mod(theta + np.pi, 2 * np.pi) - np.pi
-        cost = angle**2 + 0.1 * speed**2 + 0.001 * torque**2
+        cost = angle**2 + 0.1 * speed**2 + 0.001 * asked**2
         acceleration = 3 * its.g / (2 * its.l) * jnp.sin(theta) + 3 / (its.m * its.l**2) * torque
         speed = jnp.clip(speed + acceleration * its.dt, -its.max_speed, its.max_speed)
-        return jnp.stack([theta + speed * its.dt, speed]), -cost, False
+        return its.moved(jnp.stack([theta + speed * its.dt, speed]), followed), -cost, False
 
     def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
         """The score, and the share of decisions with the rod within 15 degrees of the upright."""
