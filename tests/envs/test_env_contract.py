@@ -45,6 +45,7 @@ DIFFER = {
     "cart-pole with actuators": {"gain", "lag", "dead_zone"},
     "circle": {"goal"},
     "classification": {"examples.inputs", "examples.labels", "test.inputs", "test.labels"},
+    "glucose": {"basal", "carbohydrate_ratio", "correction_factor", "physiology", "rest", "weight"},
     "gridworld": {"mu", "r"},
     "gymnax": {"values.push"},
     "lqr": {"A", "B"},

@@ -21,6 +21,7 @@ from perfedrl.envs.control import (
     pendulum,
 )
 from perfedrl.envs.fleet import Fleet, fleet, stack
+from perfedrl.envs.glucose import GlucoseDay, glucose
 from perfedrl.envs.gridworld import gridworld
 from perfedrl.envs.gym import EnvironmentCheck, check_env, gymnasium_fleet
 from perfedrl.envs.locomotion import ant_dir, ant_goal, half_cheetah_dir, half_cheetah_vel, hopper_mass, walker_mass
@@ -45,6 +46,7 @@ ENVS = registry(
     cart_pole=cart_pole,
     circle=circle,
     classification=classification,
+    glucose=glucose,
     gridworld=gridworld,
     gymnasium=gymnasium_fleet,
     gymnax=gymnax_fleet,
@@ -93,6 +95,7 @@ __all__ = [
     "EnvironmentCheck",
     "Examples",
     "Fleet",
+    "GlucoseDay",
     "LinearQuadratic",
     "MountainCar",
     "MountainCarContinuous",
@@ -113,6 +116,7 @@ __all__ = [
     "circle",
     "classification",
     "fleet",
+    "glucose",
     "gridworld",
     "gymnasium_fleet",
     "gymnax_fleet",
