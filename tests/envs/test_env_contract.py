@@ -40,6 +40,10 @@ DIFFER = {
     "classification": {"examples.inputs", "examples.labels", "test.inputs", "test.labels"},
     "gridworld": {"mu", "r"},
     "gymnax": {"values.push"},
+    "homes": {
+        *("load", "solar", "test_load", "test_solar"),
+        *("home", "capacity", "power", "feed_in", "peak_start"),
+    },
     "lqr": {"A", "B"},
     "mountain-car": {"force"},
     "mountain-car-continuous": {"power"},
