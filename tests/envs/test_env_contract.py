@@ -48,6 +48,10 @@ DIFFER = {
     "glucose": {"basal", "carbohydrate_ratio", "correction_factor", "physiology", "rest", "weight"},
     "gridworld": {"mu", "r"},
     "gymnax": {"values.push"},
+    "homes": {
+        *("load", "solar", "test_load", "test_solar"),
+        *("home", "capacity", "power", "feed_in", "peak_start"),
+    },
     "lqr": {"A", "B"},
     "mountain-car": {"force"},
     "mountain-car-continuous": {"power"},

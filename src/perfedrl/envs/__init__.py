@@ -24,6 +24,7 @@ from perfedrl.envs.fleet import Fleet, fleet, stack
 from perfedrl.envs.glucose import GlucoseDay, glucose
 from perfedrl.envs.gridworld import gridworld
 from perfedrl.envs.gym import EnvironmentCheck, check_env, gymnasium_fleet
+from perfedrl.envs.homes import HomeBattery, homes
 from perfedrl.envs.locomotion import ant_dir, ant_goal, half_cheetah_dir, half_cheetah_vel, hopper_mass, walker_mass
 from perfedrl.envs.lqr import LinearQuadratic, lqr
 from perfedrl.envs.navigation import Navigation, PointNavigation, arc, circle, navigation, point_navigation
@@ -52,6 +53,7 @@ ENVS = registry(
     gymnax=gymnax_fleet,
     half_cheetah_dir=half_cheetah_dir,
     half_cheetah_vel=half_cheetah_vel,
+    homes=homes,
     hopper_mass=hopper_mass,
     lqr=lqr,
     mountain_car=mountain_car,
@@ -96,6 +98,7 @@ __all__ = [
     "Examples",
     "Fleet",
     "GlucoseDay",
+    "HomeBattery",
     "LinearQuadratic",
     "MountainCar",
     "MountainCarContinuous",
@@ -120,6 +123,7 @@ __all__ = [
     "gridworld",
     "gymnasium_fleet",
     "gymnax_fleet",
+    "homes",
     "lqr",
     "mix",
     "mountain_car",

@@ -73,6 +73,13 @@ class BaseTask:
 
     # What is measured and shown.
 
+    @default_property
+    def measured_on(self) -> Any:
+        """The task on which the agent is measured, where that is another one (other days of its data); None elsewhere.
+
+        It has the same spaces, horizon and outcomes. Adaptation and training never see it.
+        """
+
     def outcomes(self, episode: Trajectory) -> dict[str, Any]:
         """Measurements of one episode beside its return, such as {"success": ..., "distance": ...}."""
         return {}
@@ -246,6 +253,12 @@ def leaves_by_path(task: Any) -> dict[str, np.ndarray]:
 def environment_part(task: BaseTask, obs: Any) -> Any:
     """Return the part of observations that comes from the environment, without the numbers of the agent's own task."""
     return obs if task.seen is None else obs[..., : obs.shape[-1] - np.shape(task.seen)[-1]]
+
+
+def measured_task(task: BaseTask) -> Any:
+    """Return the task on which an agent is measured."""
+    other = task.measured_on
+    return task if other is None else other
 
 
 def check_task(task: Any, who: str) -> None:

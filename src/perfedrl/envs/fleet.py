@@ -47,6 +47,7 @@ class Roster(PlayedTask, Sequence[Any]):
     seen = delegated("_first")
 
     # What is measured and shown.
+    measured_on = delegated("_first")
     outcomes = delegated("_first")
     settings = delegated("_first")
     sketch = delegated("_first")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, Shaped
 
 from perfedrl.compilation import jit
-from perfedrl.envs.base import DataTask, PlayedTask, environment_part
+from perfedrl.envs.base import DataTask, PlayedTask, environment_part, measured_task
 from perfedrl.errors import UserError
 from perfedrl.estimators.meta import iterate
 from perfedrl.estimators.supervised import example_outcomes
@@ -315,7 +315,7 @@ def _play(policy, task, params, key, episodes):
     """Outcomes and observations of episodes; for an agent with examples, outcomes of all test examples."""
     if isinstance(task, DataTask):
         return example_outcomes(policy, params, task.test), task.test.inputs[:0]
-    batch = sampler(task, policy).sample(params, key, episodes)
+    batch = sampler(measured_task(task), policy).sample(params, key, episodes)
     return episode_outcomes(task, batch), environment_part(task, batch.obs)
 
 

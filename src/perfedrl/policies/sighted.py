@@ -135,6 +135,12 @@ class SightedMembers(BaseTask):
         inner = self.task.observation_bound
         return None if inner is None else float(np.hypot(inner, np.linalg.norm(self.seen, axis=-1).max()))
 
+    @property
+    def measured_on(self) -> Any:
+        """The task on which the agent is measured, where that is another one, with the numbers that it sees."""
+        inner = self.task.measured_on
+        return None if inner is None else type(self)(inner, self.seen)  # type: ignore[call-arg]
+
     def outcomes(self, episode: Trajectory) -> dict[str, Any]:
         """The outcomes of the inner task."""
         return self.task.outcomes(episode._replace(obs=environment_part(self, episode.obs)))

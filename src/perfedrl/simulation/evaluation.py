@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.envs import Fleet, TabularMDP
-from perfedrl.envs.base import DataTask
+from perfedrl.envs.base import DataTask, measured_task
 from perfedrl.errors import UserError
 from perfedrl.estimators import UNBIASED, Objective, Sampled, reward_to_go
 from perfedrl.estimators.supervised import example_outcomes
@@ -107,6 +107,8 @@ class DynamicProgramming(eqx.Module):
 class MonteCarlo(eqx.Module):
     """Means over fresh episodes, before and after adaptation from fresh trajectories by the estimators of `agent`.
 
+    Agents whose task says so are measured on another one than they adapt on, such as on other days of their data.
+
     For agents with examples instead of episodes: means over all of their test examples, which adaptation never uses.
     """
 
@@ -139,7 +141,7 @@ class MonteCarlo(eqx.Module):
 
     def sample(self, task: Any, params: Params, key: PRNGKeyArray, m: int) -> Trajectory:
         """Draw m episodes."""
-        return sampler(task, self.agent.policy).sample(params, key, m)
+        return sampler(measured_task(task), self.agent.policy).sample(params, key, m)
 
 
 def episode_outcomes(task: Any, episodes: Trajectory) -> dict[str, Float[Array, " m"]]:
