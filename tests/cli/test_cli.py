@@ -55,7 +55,8 @@ def test_list_names_every_registered_part(run, kind):
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]]
+    "command",
+    [[], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]],
 )
 def test_every_command_has_a_help_text(run, command):
     code, out, err = run(*command, "--help")
