@@ -18,7 +18,9 @@ from perfedrl.studies.diagnosis.verdict import CLUSTERS, FINE_TUNING, ONE_STEP, 
 STEPS = {"alpha": 1.0, "beta": 1.0}
 
 
-def made_up(own=2.0, shared=1.0, adapted=(1.2, 1.7, 1.9), groups=((0,), (1,), (2,), (3,)), exact=False):
+def made_up(
+    own=2.0, shared=1.0, adapted=(1.2, 1.7, 1.9), tuned=(1.0, 1.2, 1.4), groups=((0,), (1,), (2,), (3,)), exact=False
+):
     """Returns of four agents: 0 untrained, `own` by the policy of an agent in the same group, 0 by others."""
     n, rows = 4, 1 if exact else 3
     transfer = np.zeros((rows, n, n))
@@ -32,6 +34,7 @@ def made_up(own=2.0, shared=1.0, adapted=(1.2, 1.7, 1.9), groups=((0,), (1,), (2
         transfer=transfer,
         budgets=np.asarray([20, 50, 200]),
         adapted=np.tile(np.asarray(adapted)[None, :, None], (3, 1, n)),
+        tuned=np.tile(np.asarray(tuned)[None, :, None], (3, 1, n)),
         spent=np.asarray([0, 100, 200]),
         alone=np.tile(np.asarray([0.0, 1.5, 1.95])[None, :, None], (3, 1, n)),
         exact=exact,
@@ -62,7 +65,9 @@ def test_gains_are_differences_of_mean_returns(exact):
         (made_up(), ONE_STEP),
         (made_up(adapted=(1.0, 1.1, 1.2)), FINE_TUNING),
         (made_up(adapted=(1.0, 1.1, 1.2), groups=((0, 2), (1, 3))), CLUSTERS),
-        (made_up(adapted=(1.6, 1.7, 1.8), groups=((0, 2), (1, 3))), ONE_STEP),
+        (made_up(groups=((0, 2), (1, 3))), ONE_STEP),
+        (made_up(tuned=(1.7, 1.8, 1.9)), FINE_TUNING),
+        (made_up(tuned=(1.7, 1.8, 1.9), groups=((0, 2), (1, 3))), CLUSTERS),
     ],
 )
 def test_the_recommendation_follows_from_the_gains(returns, expected):
@@ -77,6 +82,7 @@ def test_agents_that_one_policy_serves_form_groups():
     assert Verdict(made_up(groups=((0, 3), (1, 2)))).groups == [[0, 3], [1, 2]]
     assert Verdict(made_up()).groups == [[0, 1, 2, 3]], "as many groups as agents are none"
     assert Verdict(made_up(groups=((0, 1, 2, 3),))).groups == [[0, 1, 2, 3]]
+    assert Verdict(made_up(groups=((0, 1, 2), (3,)))).groups == [[0, 1, 2, 3]], "one agent is no group"
     losses = Verdict(made_up(groups=((0, 3), (1, 2)))).losses
     np.testing.assert_array_equal(losses, [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]])
 
@@ -117,7 +123,7 @@ def test_finished_parts_are_read_and_not_made_again(tmp_path, monkeypatch):
     def fail(_self):
         raise AssertionError("made again")
 
-    for part in ("untrained", "initialization", "alone"):
+    for part in ("untrained", "initialization", "fine_tuning", "alone"):
         monkeypatch.setattr(Training, part, fail)
     again = small(1.0, folder=tmp_path)
     np.testing.assert_array_equal(first.verdict.returns.adapted, again.verdict.returns.adapted)

@@ -116,6 +116,7 @@ def exact_parts(training: Training, saved: SavedParts, name: str) -> Arrays:
         "limits": limits,
         "untrained": training.untrained,
         "initialization": training.initialization,
+        "fine-tuning": training.fine_tuning,
         "alone": training.alone,
     }
     found: Arrays = {}
@@ -127,7 +128,7 @@ def exact_parts(training: Training, saved: SavedParts, name: str) -> Arrays:
 
 def trained_parts(training: Training, saved: SavedParts, name: str) -> Arrays:
     """The returns of a fleet whose policies are trained."""
-    agents, parts = training.fleet.agents, training.fleet.agents + 2
+    agents, parts = training.fleet.agents, training.fleet.agents + 3
     like = jax.eval_shape(training.policy.init, jax.random.key(0))
 
     def shared_policy() -> Arrays:
@@ -140,9 +141,11 @@ def trained_parts(training: Training, saved: SavedParts, name: str) -> Arrays:
     params = jax.tree.unflatten(jax.tree.structure(like), leaves)
     tell(training.observers, name, "an initialization for one step", 2, parts)
     adapted = saved.get("initialization", training.initialization)
+    tell(training.observers, name, "fine-tuning", 3, parts)
+    adapted |= saved.get("fine-tuning", training.fine_tuning)
     specialists = []
     for agent in range(agents):
-        tell(training.observers, name, f"agent {agent}", 3 + agent, parts)
+        tell(training.observers, name, f"agent {agent}", 4 + agent, parts)
         specialists.append(saved.get(f"agent-{agent}", partial(training.specialist, agent, params)))
     return {**train_limits(shared, specialists), **adapted}
 

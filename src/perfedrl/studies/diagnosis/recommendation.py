@@ -33,8 +33,9 @@ def advice(found: Diagnosis) -> str:
         f"{verdict.closed[best]:.0%} of the possible gain",
         CLUSTERS: f"train {groups} initializations, one for each group of agents: the agents fall into groups within "
         "which a policy serves all",
-        FINE_TUNING: f"fine-tune a shared policy by several steps, or let agents with enough trajectories learn alone: "
-        f"one step gives at most {max(0.0, verdict.closed[best]):.0%} of the possible gain",
+        FINE_TUNING: "fine-tune a shared policy by several steps, or let agents with enough trajectories learn alone: "
+        f"one step from {best} trajectories gains {verdict.step_gains[best].mean:.3g}, ten steps of fine-tuning "
+        f"{verdict.tuning_gains[best].mean:.3g}, and {verdict.gain.mean:.3g} is possible",
     }[verdict.recommendation]
 
 

@@ -20,6 +20,7 @@ class FleetReturns:
       best policy that was found for the agent itself.
     - `transfer`: under the policy of agent i (second axis) on agent j (third axis).
     - `adapted`: one gradient step after an initialization that was trained for it, from each of `budgets` trajectories.
+    - `tuned`: several steps after one policy for all, which share as many trajectories.
     - `alone`: of an agent that learns from scratch, after each of `spent` trajectories of its own.
     """
 
@@ -29,6 +30,7 @@ class FleetReturns:
     transfer: Float[np.ndarray, "row agent agent"]
     budgets: Int[np.ndarray, " budget"]
     adapted: Float[np.ndarray, "seed budget agent"]
+    tuned: Float[np.ndarray, "seed budget agent"]
     spent: Int[np.ndarray, " evaluation"]
     alone: Float[np.ndarray, "seed evaluation agent"]
     exact: bool

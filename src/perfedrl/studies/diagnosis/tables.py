@@ -6,7 +6,7 @@ import numpy as np
 
 from perfedrl.experiments.stats import Interval
 from perfedrl.report import page
-from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, Axis, HeatMap, Level, Lines, Plot, Series
+from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, Axis, HeatMap, Level, Lines, Plot, Series
 from perfedrl.report.terminal_table import TerminalTable
 from perfedrl.studies.diagnosis.diagnosis import Diagnosis
 from perfedrl.studies.diagnosis.recommendation import advice, answer, as_toml, config_tables
@@ -33,6 +33,8 @@ def numbers(found: Diagnosis) -> list[tuple[str, str, str]]:
     ]
     for m, gain in verdict.step_gains.items():
         rows.append(row(f"gain of one step from {m} trajectories", gain))
+    for m, gain in verdict.tuning_gains.items():
+        rows.append(row(f"gain of ten steps of fine-tuning from {m}", gain))
     for m, alone in verdict.alone_from.items():
         from_ = f"not within {int(returns.spent[-1])}" if alone is None else f"{alone}"
         rows.append((f"learning alone beats one step from {m} after", from_, ""))
@@ -74,6 +76,7 @@ def content(found: Diagnosis) -> dict[str, Any]:
         "worth_of_learning": verdict.scale,
         "gain": verdict.gain._asdict(),
         "step_gains": {str(m): gain._asdict() for m, gain in verdict.step_gains.items()},
+        "tuning_gains": {str(m): gain._asdict() for m, gain in verdict.tuning_gains.items()},
         "alone_from": {str(m): alone for m, alone in verdict.alone_from.items()},
         "groups": [[found.labels[i] for i in group] for group in verdict.groups],
         "agents": list(found.labels),
@@ -103,6 +106,7 @@ def figures(found: Diagnosis) -> list[Plot]:
         (
             Series("one step from an initialization", returns.budgets, returns.adapted.mean(axis=-1), BLUE),
             Series("worst agent of these", returns.budgets, returns.adapted.min(axis=-1), BLUE, dashed=True),
+            Series("fine-tuning of one policy for all", returns.budgets, returns.tuned.mean(axis=-1), PINK),
             Series("learning alone", returns.spent, returns.alone.mean(axis=-1), ORANGE),
         ),
         tuple(range(found.seeds)),

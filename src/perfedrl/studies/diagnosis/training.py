@@ -5,7 +5,7 @@ sizes do not depend on the units of rewards, so that one setting serves all flee
 initialization follows exact meta-gradients.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms import Algorithm, FedPPO, LocalPG, PerFedAvgPG, ProMP
+from perfedrl.algorithms import Algorithm, FedPPO, FineTuned, LocalPG, PerFedAvgPG, ProMP
 from perfedrl.envs import Fleet
 from perfedrl.envs import fleet as make_fleet
 from perfedrl.errors import DivergenceError
@@ -31,7 +31,9 @@ from perfedrl.simulation.simulator import Simulation, every_few, shared_params
 from perfedrl.types import Array, Params
 
 FACTORS = (1.0, 3.0, 10.0)
-"""Factors of the given step sizes that are tried where returns are exact."""
+"""Factors of the given step sizes that are tried, and step sizes of fine-tuning in units of normalized advantages."""
+TUNING_STEPS = 10
+"""Steps of fine-tuning, which share an agent's trajectories."""
 EXACT_ROUNDS = 100
 """Rounds of training by exact gradients, which cost no trajectories."""
 BATCH, PAIR = 20, 40
@@ -150,21 +152,37 @@ class Training:
             promp = ProMP(1.0, RATE, anneal=rounds, learn_alpha="per-parameter")
             return {"adapted": self.adapted(promp, rounds, None)[0]}
         alpha, beta = self.step_sizes
+        return {"adapted": self.best_adapted(PerFedAvgPG(alpha * x, beta * y) for x in FACTORS for y in FACTORS[:2])}
+
+    def fine_tuning(self) -> dict[str, np.ndarray]:
+        """Train one policy for all; return the returns after several steps from it, of the best of several sizes."""
+        if self.step_sizes is not None:
+            alpha, beta = self.step_sizes
+            return {"tuned": self.best_adapted(FineTuned(alpha * x, beta) for x in FACTORS)}
+        rounds = self.learner()[1]
+        tried = [
+            self.adapted(FedPPO(x, RATE, m=BATCH, anneal=rounds, fine_tuning_steps=TUNING_STEPS), rounds, None)
+            for x in FACTORS
+        ]
+        return {"tuned": max(tried, key=chosen_return)[0]}
+
+    def best_adapted(self, algorithms: Iterable[Algorithm]) -> Float[np.ndarray, "seed budget agent"]:
+        """The returns after adaptation with the best of some algorithms, which train by exact gradients."""
         tried = []
-        for own in (PerFedAvgPG(alpha * x, beta * y) for x in FACTORS for y in FACTORS[:2]):
+        for algorithm in algorithms:
             with suppress(DivergenceError):
-                tried.append(self.adapted(own, EXACT_ROUNDS, Exact(self.policy)))
+                tried.append(self.adapted(algorithm, EXACT_ROUNDS, Exact(self.policy)))
         if not tried:
-            raise DivergenceError(f"one-step adaptation diverged with alpha = {alpha} and larger: lower alpha and beta")
-        return {"adapted": max(tried, key=lambda both: float(both[1].mean()))[0]}
+            raise DivergenceError("adaptation diverged with all step sizes: lower alpha and beta")
+        return max(tried, key=chosen_return)[0]
 
     def adapted(self, algorithm: Algorithm, rounds: int, agent: Any) -> list[Float[np.ndarray, "seed budget agent"]]:
-        """The returns after one step from a trained initialization, from two draws of trajectories."""
+        """The returns after an algorithm's adaptation, from two draws of trajectories: to measure, and to choose by."""
         simulation = self.simulation(algorithm, agent=agent)
-        state = self.trained(simulation, rounds, "an initialization for one step")
+        state = self.trained(simulation, rounds, f"{type(algorithm).__name__} before adaptation")
         found = [deployed.outcomes["return"] for x in (0, 1) if (deployed := simulation.deploy(state, rounds + x))]
         if not all(np.isfinite(x).all() for x in found):
-            raise DivergenceError("one-step adaptation diverged: lower alpha")
+            raise DivergenceError("adaptation diverged: lower alpha")
         return [np.asarray(x, float) for x in found]
 
     def alone(self) -> dict[str, np.ndarray]:
@@ -192,6 +210,11 @@ class Training:
 
 
 MOMENTS = {"measured": MEASURED, "chosen by": CHOSEN_BY}
+
+
+def chosen_return(both: Sequence[np.ndarray]) -> float:
+    """The mean return of the second draw, by which settings are chosen."""
+    return float(both[1].mean())
 
 
 def one_agent(fleet: Fleet, agent: int) -> Fleet:

@@ -40,8 +40,15 @@ class Verdict:
     @cached_property
     def step_gains(self) -> dict[int, Interval]:
         """What one gradient step gains over the shared policy, by the number of trajectories of the agent's own."""
-        base = self.returns.shared.mean(axis=-1)
-        by_budget = self.returns.adapted.mean(axis=-1) - base[:, None]
+        return self._gains(self.returns.adapted)
+
+    @cached_property
+    def tuning_gains(self) -> dict[int, Interval]:
+        """What several steps from the shared policy gain over it, by the number of trajectories of the agent's own."""
+        return self._gains(self.returns.tuned)
+
+    def _gains(self, after: Float[np.ndarray, "seed budget agent"]) -> dict[int, Interval]:
+        by_budget = after.mean(axis=-1) - self.returns.shared.mean(axis=-1)[:, None]
         return {int(m): mean_interval(by_budget[:, i]) for i, m in enumerate(self.returns.budgets)}
 
     @property
@@ -83,30 +90,31 @@ class Verdict:
         """Groups of agents of which one policy each serves all, the fewest that do; one group where there are none.
 
         Agents form groups if the policy of one member costs the other members, in the mean, at most `GROUPED` of what
-        the best single one of all policies costs the others, and if there are at least twice as many agents as groups.
+        the best single one of all policies costs the others, and if every group has at least two members.
         """
         n = self.returns.agents
         everyone = [list(range(n))]
         total = loss_of(self.losses, everyone)
         for count in range(2, min(MOST_GROUPS, n // 2) + 1):
             groups = linked(self.losses, count)
-            if len(groups) == count and loss_of(self.losses, groups) <= GROUPED * total:
+            if min(map(len, groups)) > 1 and loss_of(self.losses, groups) <= GROUPED * total:
                 return groups
         return everyone
 
     @property
     def recommendation(self) -> str:
-        """The mechanism to use: one of the constants of this module."""
+        """The mechanism to use: one of the constants of this module.
+
+        One step where it is worth its trouble and several steps are hardly better, in the mean over budgets.
+        """
         if not self.needed:
             return SHARED
-        if max(self.closed.values()) >= WORTHWHILE:
-            return CLUSTERS if len(self.groups) > 1 and self.step_is_short else ONE_STEP
+        one, several = (
+            np.mean([gain.mean for gain in gains.values()]) for gains in (self.step_gains, self.tuning_gains)
+        )
+        if max(self.closed.values()) >= WORTHWHILE and several - one <= NEGLIGIBLE * self.scale:
+            return ONE_STEP
         return CLUSTERS if len(self.groups) > 1 else FINE_TUNING
-
-    @property
-    def step_is_short(self) -> bool:
-        """Whether one step from the smallest budget gives less than what is worthwhile."""
-        return self.closed[int(self.returns.budgets[0])] < WORTHWHILE
 
 
 def loss_of(losses: Float[np.ndarray, "agent agent"], groups: list[list[int]]) -> float:
