@@ -160,11 +160,12 @@ class Training:
             alpha, beta = self.step_sizes
             return {"tuned": self.best_adapted(FineTuned(alpha * x, beta) for x in FACTORS)}
         rounds = self.learner()[1]
-        tried = [
-            self.adapted(FedPPO(x, RATE, m=BATCH, anneal=rounds, fine_tuning_steps=TUNING_STEPS), rounds, None)
-            for x in FACTORS
+        # Training does not depend on alpha, and so is the same for all.
+        simulations = [
+            self.simulation(FedPPO(x, RATE, m=BATCH, anneal=rounds, fine_tuning_steps=TUNING_STEPS)) for x in FACTORS
         ]
-        return {"tuned": max(tried, key=chosen_return)[0]}
+        state = self.trained(simulations[0], rounds, "one policy for all, to be fine-tuned")
+        return {"tuned": max((deployed(one, state, rounds) for one in simulations), key=chosen_return)[0]}
 
     def best_adapted(self, algorithms: Iterable[Algorithm]) -> Float[np.ndarray, "seed budget agent"]:
         """The returns after adaptation with the best of some algorithms, which train by exact gradients."""
@@ -177,13 +178,10 @@ class Training:
         return max(tried, key=chosen_return)[0]
 
     def adapted(self, algorithm: Algorithm, rounds: int, agent: Any) -> list[Float[np.ndarray, "seed budget agent"]]:
-        """The returns after an algorithm's adaptation, from two draws of trajectories: to measure, and to choose by."""
+        """Train, and return the returns after adaptation from two draws of trajectories."""
         simulation = self.simulation(algorithm, agent=agent)
-        state = self.trained(simulation, rounds, f"{type(algorithm).__name__} before adaptation")
-        found = [deployed.outcomes["return"] for x in (0, 1) if (deployed := simulation.deploy(state, rounds + x))]
-        if not all(np.isfinite(x).all() for x in found):
-            raise DivergenceError("adaptation diverged: lower alpha")
-        return [np.asarray(x, float) for x in found]
+        state = self.trained(simulation, rounds, "an initialization for adaptation")
+        return deployed(simulation, state, rounds)
 
     def alone(self) -> dict[str, np.ndarray]:
         """Let every agent learn alone by plain gradient steps, where returns are exact; the best of several sizes."""
@@ -210,6 +208,14 @@ class Training:
 
 
 MOMENTS = {"measured": MEASURED, "chosen by": CHOSEN_BY}
+
+
+def deployed(simulation: Simulation, state: FleetState, rounds: int) -> list[Float[np.ndarray, "seed budget agent"]]:
+    """The returns after an algorithm's adaptation, from two draws of trajectories: to measure, and to choose by."""
+    found = [each.outcomes["return"] for x in (0, 1) if (each := simulation.deploy(state, rounds + x))]
+    if not all(np.isfinite(x).all() for x in found):
+        raise DivergenceError("adaptation diverged: lower alpha")
+    return [np.asarray(x, float) for x in found]
 
 
 def chosen_return(both: Sequence[np.ndarray]) -> float:
