@@ -12,7 +12,7 @@ from simulations import simulation_of
 from untraced import AGENTS, ARC, Played
 
 import perfedrl as pf
-from perfedrl.algorithms import FedAvgPG, PerFedAvgPG
+from perfedrl.algorithms import Clustered, FedAvgPG, PerFedAvgPG
 from perfedrl.envs.fleet import Roster, fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Sampled
@@ -43,8 +43,11 @@ def played(broken=None):
 
 
 @pytest.mark.slow
-def test_the_python_loop_computes_the_numbers_of_the_compiled_loop():
-    compiled, in_python = (simulation(fleet, weights=(1.0, 2.0, 3.0)) for fleet in (ARC, played()))
+@pytest.mark.parametrize(
+    "algorithm", [EXACT, Clustered(0.3, 0.2, local_steps=2, m=3, m_choose=3)], ids=["exact", "clustered"]
+)
+def test_the_python_loop_computes_the_numbers_of_the_compiled_loop(algorithm):
+    compiled, in_python = (simulation(fleet, algorithm, (1.0, 2.0, 3.0)) for fleet in (ARC, played()))
     assert isinstance(in_python.fleet.train, Roster)
     assert compiled.experiment.bytes_per_round == in_python.experiment.bytes_per_round
     ends = [list(x.run(x.begin(), [1, 3]))[-1] for x in (compiled, in_python)]

@@ -19,7 +19,7 @@ from perfedrl.key_domains import CLUSTER_CHOICE
 from perfedrl.types import Array, Params
 
 VARIANTS = ("plain", "first-order", "exact")
-MOST_CLUSTERS = 1000
+MOST_CLUSTERS = 100
 
 
 class ClusteredMessage(NamedTuple):
@@ -188,8 +188,8 @@ class Clustered(Algorithm):
         return self.inner.smallest_curvature_batch
 
     def diagnostics(self, state: ClusterState) -> Mapping[str, Array]:
-        """The number of the initialization that the agent chose last, -1 before it took part."""
-        return {"cluster": state.choice}
+        """Whether the agent chose each initialization last; means over agents are the shares of the clusters."""
+        return {f"in cluster {k}": (state.choice == k).astype(state.choice.dtype) for k in range(self.clusters)}
 
     @property
     def _batches(self) -> tuple[int, int]:

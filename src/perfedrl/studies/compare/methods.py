@@ -11,6 +11,7 @@ Range = tuple[float, float]
 
 STEP: tuple[str, ...] = ("beta",)
 STEPS: tuple[str, ...] = ("alpha", "beta")
+CLUSTERS = 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,11 @@ def heads(budget: int, local_steps: int) -> Counts:
     return {"local_steps": local_steps, "head_steps": local_steps, "m": budget // (2 * local_steps)}
 
 
+def choosing(budget: int, local_steps: int) -> Counts:
+    """As many trajectories to try each cluster as there are local steps, and the others for these steps."""
+    return {"local_steps": local_steps, "m_choose": local_steps, "m": budget // local_steps - CLUSTERS}
+
+
 def nothing(*_: int) -> Counts:
     """No batches, for methods that do not train."""
     return {}
@@ -103,6 +109,13 @@ PERSONAL: Mapping[str, Method] = MappingProxyType(
             partial(one, times=2),
             {"gradient": "zeroth-order", "weight": 0.5},
             search={"weight_rate": (0.01, 0.3)},
+        ),
+        "clustered": Method("three clusters, IFCA", "clustered", choosing, {"clusters": CLUSTERS}),
+        "clustered-tuned": Method(
+            "three clusters, then fine-tuning",
+            "clustered",
+            choosing,
+            {"clusters": CLUSTERS, "deployment_steps": 10},
         ),
         "shared-representation": Method("shared representation", "shared-representation", heads),
         "pfedme": Method("pFedMe", "pfedme", one, search={"weight": (0.1, 100.0)}),
