@@ -12,7 +12,7 @@ from perfedrl.compilation import jit
 from perfedrl.envs.glucose.devices import Pump, Sensor
 from perfedrl.envs.glucose.meals import NOISE, OCCASIONS, draw_meals, starting
 from perfedrl.envs.glucose.patients import AGE_GROUPS, HELD_OUT, patients
-from perfedrl.envs.glucose.risk import glucose_of, risk, shares
+from perfedrl.envs.glucose.risk import RISKS, shares
 from perfedrl.envs.glucose.task import REWARD_SCALE, basal_by_weight
 from perfedrl.types import Trajectory
 
@@ -70,6 +70,7 @@ def test_thirty_people_of_three_age_groups_of_whom_six_are_held_out():
         ({"minutes": 7}, "must divide a day of 1440; they are 7"),
         ({"minutes": 0}, "must divide a day"),
         ({"dosing": "log"}, "dosing must be 'factor' or 'linear'"),
+        ({"risk": "low"}, "risk must be 'magni' or 'kovatchev'; it is 'low'"),
         ({"discount": 1.0}, "discount must lie in"),
     ],
 )
@@ -132,11 +133,14 @@ def test_the_pump_rounds_and_clips_and_tells_what_it_clips():
     assert refused.tolist() == [True, False, True, True]
 
 
-def test_magnis_risk_and_its_inverse():
-    np.testing.assert_allclose(risk(jnp.asarray([54.0, 70.0, 180.0, 250.0])), [48.3, 25.0, 3.48, 17.6], rtol=0.01)
-    levels = jnp.asarray([12.0, 40.0, 69.0, 71.0, 110.0, 160.0, 181.0, 320.0, 600.0])
-    np.testing.assert_allclose(glucose_of(risk(levels), levels * 1.05), levels, rtol=1e-3)
-    assert np.isfinite(risk(jnp.asarray([-5.0, 0.0, 1e6]))).all()
+def test_published_risks_and_their_inverse():
+    levels = jnp.asarray([54.0, 70.0, 180.0, 250.0])
+    np.testing.assert_allclose(RISKS["magni"].of(levels), [48.3, 25.0, 3.48, 17.6], rtol=0.01)
+    np.testing.assert_allclose(RISKS["kovatchev"].of(levels), [18.46, 7.755, 7.729, 22.44], rtol=1e-3)
+    levels = jnp.asarray([12.0, 40.0, 69.0, 71.0, 105.0, 160.0, 181.0, 320.0, 600.0])
+    for risk in RISKS.values():
+        np.testing.assert_allclose(risk.glucose(risk.of(levels), levels * 1.03), levels, rtol=1e-3)
+        assert np.isfinite(risk.of(jnp.asarray([-5.0, 0.0, 1e6]))).all()
 
 
 def test_shares_of_time_by_hand():
@@ -179,7 +183,7 @@ def test_without_meals_the_own_basal_rate_keeps_glucose_where_it_starts(minutes)
         state, reward, done = step(state, action, jnp.asarray([0.5]))
     assert not done
     assert task.in_blood(state.body) == pytest.approx(float(start), rel=0.02)
-    assert reward == pytest.approx(-REWARD_SCALE * float(risk(task.in_blood(state.body))), rel=1e-4)
+    assert reward == pytest.approx(-REWARD_SCALE * float(RISKS["magni"].of(task.in_blood(state.body))), rel=1e-4)
     assert state.minute == 300 + 240
 
 
@@ -218,7 +222,7 @@ def test_without_announcement_meals_are_hidden_and_the_basal_rate_is_the_only_ac
 
 
 def test_outcomes_are_those_of_the_blood_glucose_which_is_not_in_the_observations():
-    """The side of 138 mg/dL is taken from the sensor: at most one decision in 200 is taken for the other side."""
+    """The side of the best value is taken from the sensor: shares of time are right within half a percent."""
     task = task_of("adolescent#008")
     episodes, glucose = play(task, (0.0, 1.0), days=40)
     found = jax.vmap(task.blood_glucose)(episodes)
@@ -227,7 +231,8 @@ def test_outcomes_are_those_of_the_blood_glucose_which_is_not_in_the_observation
     true, said = jax.vmap(shares)(glucose), jax.vmap(task.outcomes)(episodes)
     for name, x in true.items():
         np.testing.assert_allclose(np.mean(said[name]), np.mean(x), atol=0.005)
-    np.testing.assert_allclose(said["risk"], np.mean(risk(glucose), axis=1), rtol=1e-4)
+    np.testing.assert_allclose(said["risk"], np.mean(RISKS["magni"].of(glucose), axis=1), rtol=1e-4)
+    np.testing.assert_allclose(np.mean(said["risk_index"]), np.mean(RISKS["kovatchev"].of(glucose)), rtol=0.02)
 
 
 def test_hidden_differences_stay_hidden():

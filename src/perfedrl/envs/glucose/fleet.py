@@ -5,7 +5,7 @@ from typing import Any
 
 from perfedrl.envs.fleet import Fleet, family_fleet
 from perfedrl.envs.glucose.patients import HELD_OUT, Patient, patient, split
-from perfedrl.envs.glucose.task import Dosing, GlucoseDay
+from perfedrl.envs.glucose.task import Dosing, GlucoseDay, RiskName
 from perfedrl.envs.new_agents import Settings
 
 
@@ -15,6 +15,7 @@ def glucose(
     minutes: int = 15,
     announced: bool = True,
     dosing: Dosing = "factor",
+    risk: RiskName = "magni",
     discount: float = 0.99,
 ) -> Fleet:
     """People with type 1 diabetes (UVA/Padova 2008): the named `patients`, or all but those held out.
@@ -24,13 +25,15 @@ def glucose(
     seen, unseen = split(patients, held_out)
 
     def make(base: Any, settings: Settings) -> GlucoseDay:  # noqa: ARG001
-        return day_of(patient(settings["patient"]), minutes, announced, dosing, discount)
+        return day_of(patient(settings["patient"]), minutes, announced, dosing, risk, discount)
 
     names = [[{"patient": x.name} for x in part] for part in (seen, unseen)]
     return family_fleet(make, *names, hints={"patient": "a name of the table"})
 
 
-def day_of(person: Patient, minutes: int, announced: bool, dosing: Dosing, discount: float) -> GlucoseDay:
+def day_of(
+    person: Patient, minutes: int, announced: bool, dosing: Dosing, risk: RiskName, discount: float
+) -> GlucoseDay:
     """Make the task of a patient."""
     return GlucoseDay(
         weight=person.weight,
@@ -42,5 +45,6 @@ def day_of(person: Patient, minutes: int, announced: bool, dosing: Dosing, disco
         minutes=minutes,
         announced=announced,
         dosing=dosing,
+        risk=risk,
         discount=discount,
     )

@@ -16,13 +16,14 @@ from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.glucose.devices import Pump, Sensor
 from perfedrl.envs.glucose.meals import NOISE, Meals, appetite, draw_meals, starting
 from perfedrl.envs.glucose.model import Body, Digestion, Physiology, minute
-from perfedrl.envs.glucose.risk import glucose_of, risk, shares
+from perfedrl.envs.glucose.risk import RISKS, shares
 from perfedrl.envs.inverse_transform import standard_normal
 from perfedrl.errors import UserError
 from perfedrl.types import Array, Noise, Trajectory
 
 Scalar = Float[Array, ""]
 Dosing = Literal["factor", "linear"]
+RiskName = Literal["magni", "kovatchev"]
 
 DAY = 1440
 """Minutes of an episode."""
@@ -55,7 +56,7 @@ START_SPREAD = 0.1
 """Standard deviation of the glucose at the start, relative to that at rest."""
 
 REWARD_SCALE = 0.01
-"""A reward is minus Magni's risk times this."""
+"""A reward is minus the risk times this."""
 
 
 class DayState(NamedTuple):
@@ -93,6 +94,7 @@ class GlucoseDay(Task):
     minutes: int = eqx.field(static=True, default=15)
     announced: bool = eqx.field(static=True, default=True)
     dosing: Dosing = eqx.field(static=True, default="factor")
+    risk: RiskName = eqx.field(static=True, default="magni")
     discount: float = eqx.field(static=True, default=0.99)
     sensor: Sensor = eqx.field(static=True, default=Sensor())
     pump: Pump = eqx.field(static=True, default=Pump())
@@ -105,6 +107,8 @@ class GlucoseDay(Task):
             raise UserError(f"minutes between decisions must divide a day of {DAY}; they are {self.minutes}")
         if self.dosing not in ("factor", "linear"):
             raise UserError(f"dosing must be 'factor' or 'linear'; it is {self.dosing!r}")
+        if self.risk not in RISKS:
+            raise UserError(f"risk must be {' or '.join(map(repr, RISKS))}; it is {self.risk!r}")
         check_episode(self.horizon, self.discount)
 
     @property
@@ -197,7 +201,7 @@ class GlucoseDay(Task):
             insulin=state.insulin * math.exp(-self.minutes / INSULIN_STAYS) + rate * self.minutes,
             carbohydrate=(state.carbohydrate + carbohydrate) * math.exp(-self.minutes / CARBOHYDRATE_STAYS),
         )
-        return after, -REWARD_SCALE * risk(self.in_blood(body)), False
+        return after, -REWARD_SCALE * RISKS[self.risk].of(self.in_blood(body)), False
 
     def in_blood(self, body: Body) -> Scalar:
         """The blood glucose (mg/dL)."""
@@ -214,19 +218,21 @@ class GlucoseDay(Task):
     def blood_glucose(self, episode: Trajectory) -> Float[Array, " T"]:
         """The blood glucose (mg/dL) at the end of every interval of an episode.
 
-        It follows from the reward but for the side of 138 mg/dL, which the sensor's next reading tells.
+        It follows from the reward but for the side of the best value, which the sensor's next reading tells.
         """
         reading = self.reading(episode.obs)
         following = jnp.concatenate([reading[1:], reading[-1:]])
-        return glucose_of(-episode.reward / REWARD_SCALE, following)
+        return RISKS[self.risk].glucose(-episode.reward / REWARD_SCALE, following)
 
     def outcomes(self, episode: Trajectory) -> dict[str, Array]:
-        """The score, shares of time by blood glucose, mean risk, and the share of doses outside the pump's limits."""
+        """The score, shares of time by blood glucose, mean risks, and the share of doses outside the pump's limits."""
+        level = self.blood_glucose(episode)
         refused = self.pump.refuses(*self.doses(episode.action, self.announced_grams(episode.obs)))
         return {
             "score": jnp.sum(episode.reward),
-            **shares(self.blood_glucose(episode)),
-            "risk": -jnp.mean(episode.reward) / REWARD_SCALE,
+            **shares(level),
+            "risk": jnp.mean(RISKS["magni"].of(level)),
+            "risk_index": jnp.mean(RISKS["kovatchev"].of(level)),
             "clipped": jnp.mean(refused.astype(episode.reward.dtype)),
         }
 
