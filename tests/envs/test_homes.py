@@ -91,7 +91,7 @@ def test_energy_is_balanced_and_the_battery_keeps_its_limits():
     for _ in range(20):
         load, solar = rng.uniform(0, 4, (2, 24)) * (rng.uniform(size=(2, 24)) < 0.7)
         own = {"capacity": rng.uniform(1, 12), "power": rng.uniform(0.5, 5), "efficiency": rng.uniform(0.5, 1)}
-        own |= {"feed_in": rng.uniform(0, 0.2), "peak_start": float(rng.integers(24)), "peak_hours": 5.0}
+        own |= {"feed_in": rng.uniform(0, 0.15), "peak_start": float(rng.integers(24)), "peak_hours": 5.0}
         task = home(load, solar, **own)
         charge, modes = rng.uniform(0, own["capacity"]), rng.integers(0, 3, 24)
         _, reward, charges = play(task, start(charge), jnp.asarray(modes, jnp.int32))
@@ -102,10 +102,10 @@ def test_energy_is_balanced_and_the_battery_keeps_its_limits():
             put = min(put, own["power"], (own["capacity"] - charge) / one_way)
             taken = min(max(lacking, 0), own["power"], one_way * charge) if modes[h] == SELF_USE else 0
             charge += one_way * put - taken / one_way
-            price = 0.54 if (h - own["peak_start"]) % 24 < 5 else 0.22
+            price = 0.45 if (h - own["peak_start"]) % 24 < 5 else 0.15
             costs = [max(x, 0) * price + min(x, 0) * own["feed_in"] for x in (lacking, lacking + put - taken)]
             np.testing.assert_allclose(charges[h], charge, atol=1e-4)
-            value = 0.22 / one_way * (charge - before)
+            value = 0.15 / one_way * (charge - before)
             np.testing.assert_allclose(reward[h], costs[0] - costs[1] + value, atol=1e-4)
             before = charge
         assert (np.asarray(charges) >= -1e-5).all()
@@ -118,7 +118,7 @@ def test_nothing_is_gained_by_emptying_or_filling_the_battery_at_the_base_price(
     np.testing.assert_allclose(play(task, start(0.0), always(CHARGE))[1], 0, atol=1e-6)
     np.testing.assert_allclose(play(task, start(3.0), always(SAVE))[1], 0, atol=1e-6)
     emptied = play(task, start(6.4), always(SELF_USE))[1]
-    expected = 6.4 * (np.sqrt(0.9) * 0.22 - 0.22 / np.sqrt(0.9))
+    expected = 6.4 * (np.sqrt(0.9) * 0.15 - 0.15 / np.sqrt(0.9))
     np.testing.assert_allclose(emptied.sum(), expected, rtol=1e-4)
     assert expected < 0
 

@@ -68,8 +68,8 @@ class HomeBattery(Task):
     power: Constant = 5.0
     efficiency: Constant = 0.9
     """The share of the energy taken from the meter to charge that comes back when it is discharged."""
-    base_price: Constant = 0.22
-    peak_price: Constant = 0.54
+    base_price: Constant = 0.15
+    peak_price: Constant = 0.45
     feed_in: Constant = 0.05
     peak_start: Constant = 16.0
     """The hour of the day at which the peak price begins."""
