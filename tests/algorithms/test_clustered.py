@@ -29,7 +29,7 @@ INNER = {
 @pytest.mark.parametrize("variant", some_slow(INNER, ["first-order"]))
 def test_one_cluster_is_the_inner_algorithm_trajectory_for_trajectory(variant):
     """With weights, client sampling and unseen agents; it costs the same, but for the number of its members."""
-    fleet = pf.gridworld(width=3, horizon=5, held_out=[[1, 1]])
+    fleet = pf.gridworld(width=3, horizon=5, held_out=[(1, 1)])
     alone, inner, found = Clustered(1.0, 0.3, clusters=1, variant=variant, **SMALL), INNER[variant], []
     assert alone.trajectories_per_round == inner.trajectories_per_round
     weights = tuple(range(1, fleet.agents + 1))
@@ -273,7 +273,7 @@ def test_two_goals_are_told_apart_from_sampled_trajectories():
 
     A shared policy walks to one corner or the other: its mean return is at most half of the best one's, about 2.3.
     """
-    fleet, policy = pf.gridworld(goals=[[0, 0], [4, 4]]), pf.TableSoftmax(25, 4)
+    fleet, policy = pf.gridworld(goals=[(0, 0), (4, 4)]), pf.TableSoftmax(25, 4)
     algorithm = Clustered(3.0, 3.0, m=10, m_choose=5)
     history = pf.simulate(fleet, policy, algorithm, rounds=20, seeds=6, every=20).history
     assert history.before[:, -1].min() > 4
