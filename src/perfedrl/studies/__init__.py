@@ -6,6 +6,7 @@ Each study has a folder with its configs, claims and figures. `perfedrl reproduc
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from perfedrl.studies.actuators import ACTUATORS
 from perfedrl.studies.base import Study
 from perfedrl.studies.client_sampling import CLIENT_SAMPLING
 from perfedrl.studies.curvature import CURVATURE
@@ -34,7 +35,7 @@ def by_name(*studies: Study) -> Studies:
 GROUPS: Mapping[str, Studies] = MappingProxyType(
     {
         "all": by_name(E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEW_SHOT, ROBUSTNESS, PRIVACY, LQR),
-        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS),
+        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS),
         "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING),
         "machines": by_name(LOCOMOTION),
     }

@@ -1,8 +1,8 @@
 """Training for a diagnosis: shared policies, specialists, an initialization for one step, and agents that learn alone.
 
 Where agents are simulated or played, every policy is trained by clipped steps with generalized advantages, whose step
-sizes do not depend on the units of rewards, so that one setting serves all fleets. Where returns are exact, the
-initialization follows exact meta-gradients.
+sizes do not depend on the units of rewards, so that one setting serves all fleets. Where returns are exact, plain
+gradient steps of several sizes are tried.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,6 @@ from perfedrl.envs import fleet as make_fleet
 from perfedrl.errors import DivergenceError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.advantages import GAE
-from perfedrl.exact.tabular import Exact
 from perfedrl.key_domains import EVALUATION
 from perfedrl.simulation.evaluation import Evaluation, MonteCarlo
 from perfedrl.simulation.evaluation import exact as exact_evaluation
@@ -30,12 +29,12 @@ from perfedrl.simulation.run_state import FleetState, RunState
 from perfedrl.simulation.simulator import Simulation, every_few, shared_params
 from perfedrl.types import Array, Params
 
-FACTORS = (1.0, 3.0, 10.0)
-"""Factors of the given step sizes that are tried, and step sizes of fine-tuning in units of normalized advantages."""
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""Factors of the given step sizes that are tried where returns are exact."""
+TUNING_SIZES = (1.0, 3.0, 10.0)
+"""Step sizes of fine-tuning that are tried elsewhere, in units of normalized advantages."""
 TUNING_STEPS = 10
 """Steps of fine-tuning, which share an agent's trajectories."""
-EXACT_ROUNDS = 100
-"""Rounds of training by exact gradients, which cost no trajectories."""
 BATCH, PAIR = 20, 40
 """Trajectories of a local step: of one policy, and of an initialization, before and after its step."""
 RATE = 0.01
@@ -83,12 +82,10 @@ class Training:
         rounds = max(1, self.trajectories // BATCH)
         return FedPPO(1.0, RATE, m=BATCH, anneal=rounds), rounds
 
-    def simulation(
-        self, algorithm: Algorithm, fleet: Fleet | None = None, start: Params | None = None, agent: Any = None
-    ) -> Simulation:
+    def simulation(self, algorithm: Algorithm, fleet: Fleet | None = None, start: Params | None = None) -> Simulation:
         """A simulation of the fleet, or of another one, from given parameters or from each seed's own."""
         given = PER_SEED if start is None else StartParameters("the shared policy", tuple(self.seeds), start)
-        parts = self.fleet if fleet is None else fleet, self.policy, algorithm, agent or self.sampled, self.evaluation
+        parts = self.fleet if fleet is None else fleet, self.policy, algorithm, self.sampled, self.evaluation
         return Simulation(Experiment(*parts, start=given), self.seeds)
 
     def states(
@@ -150,36 +147,44 @@ class Training:
         if self.step_sizes is None:
             rounds = max(1, self.trajectories // PAIR)
             promp = ProMP(1.0, RATE, anneal=rounds, learn_alpha="per-parameter")
-            return {"adapted": self.adapted(promp, rounds, None)[0]}
+            return {"adapted": self.adapted(promp, rounds)[0]}
         alpha, beta = self.step_sizes
-        return {"adapted": self.best_adapted(PerFedAvgPG(alpha * x, beta * y) for x in FACTORS for y in FACTORS[:2])}
+        how: dict[str, Any] = {"variant": "first-order", "m_in": BATCH // 2, "m_out": BATCH // 2}
+        tried = (PerFedAvgPG(alpha * x, beta * y, **how) for x in FACTORS for y in FACTORS[::2])
+        return {"adapted": self.best_adapted(tried)}
 
     def fine_tuning(self) -> dict[str, np.ndarray]:
         """Train one policy for all; return the returns after several steps from it, of the best of several sizes."""
         if self.step_sizes is not None:
             alpha, beta = self.step_sizes
-            return {"tuned": self.best_adapted(FineTuned(alpha * x, beta) for x in FACTORS)}
+            return {
+                "tuned": self.best_adapted(
+                    FineTuned(alpha * x, beta * y, m=BATCH) for x in FACTORS for y in FACTORS[:2]
+                )
+            }
         rounds = self.learner()[1]
         # Training does not depend on alpha, and so is the same for all.
         simulations = [
-            self.simulation(FedPPO(x, RATE, m=BATCH, anneal=rounds, fine_tuning_steps=TUNING_STEPS)) for x in FACTORS
+            self.simulation(FedPPO(x, RATE, m=BATCH, anneal=rounds, fine_tuning_steps=TUNING_STEPS))
+            for x in TUNING_SIZES
         ]
         state = self.trained(simulations[0], rounds, "one policy for all, to be fine-tuned")
         return {"tuned": max((deployed(one, state, rounds) for one in simulations), key=chosen_return)[0]}
 
     def best_adapted(self, algorithms: Iterable[Algorithm]) -> Float[np.ndarray, "seed budget agent"]:
-        """The returns after adaptation with the best of some algorithms, which train by exact gradients."""
+        """The returns after adaptation with the best of some algorithms."""
         tried = []
         for algorithm in algorithms:
+            rounds = max(1, self.trajectories // algorithm.trajectories_per_round)
             with suppress(DivergenceError):
-                tried.append(self.adapted(algorithm, EXACT_ROUNDS, Exact(self.policy)))
+                tried.append(self.adapted(algorithm, rounds))
         if not tried:
             raise DivergenceError("adaptation diverged with all step sizes: lower alpha and beta")
         return max(tried, key=chosen_return)[0]
 
-    def adapted(self, algorithm: Algorithm, rounds: int, agent: Any) -> list[Float[np.ndarray, "seed budget agent"]]:
+    def adapted(self, algorithm: Algorithm, rounds: int) -> list[Float[np.ndarray, "seed budget agent"]]:
         """Train, and return the returns after adaptation from two draws of trajectories."""
-        simulation = self.simulation(algorithm, agent=agent)
+        simulation = self.simulation(algorithm)
         state = self.trained(simulation, rounds, "an initialization for adaptation")
         return deployed(simulation, state, rounds)
 
