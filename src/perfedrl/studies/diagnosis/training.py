@@ -159,7 +159,7 @@ class Training:
             alpha, beta = self.step_sizes
             return {
                 "tuned": self.best_adapted(
-                    FineTuned(alpha * x, beta * y, m=BATCH) for x in FACTORS for y in FACTORS[:2]
+                    FineTuned(alpha * x, beta * y, m=BATCH) for x in FACTORS for y in FACTORS[::2]
                 )
             }
         rounds = self.learner()[1]
