@@ -1,4 +1,4 @@
-"""Cart-poles that differ in hidden actuators: one policy for all fails, one step serves each."""
+"""Cart-poles and pendulums that differ in hidden actuators: one policy for all fails, one step serves each."""
 
 from perfedrl.studies.actuators import figures, study
 from perfedrl.studies.base import Study

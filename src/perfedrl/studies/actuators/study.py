@@ -35,8 +35,9 @@ LEAST, MOST = 0.9, 0.5
 class ActuatorFleet:
     """One fleet: what varies, and the settings of every method.
 
-    Federated methods have the same trajectories of the same agents. Specialists are the unseen agents, each of which
-    trains alone with as many trajectories.
+    Federated methods have the same trajectories of the same agents. Specialists are the unseen agents, which train with
+    as many trajectories: each alone or, where `turned`, together after their actuators were turned to positive gains.
+    Opposite actions under the opposite gain are the same task, so that scores are those of agents who know their sign.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ActuatorFleet:
     rounds: int
     evaluate_every: int
     algorithms: Mapping[str, Mapping[str, Any]]
+    turned: bool = False
 
     def config(self, method: str, seeds: int, quick: bool) -> Config:
         """The config of one method; quick ones have one round of short episodes."""
@@ -73,7 +75,10 @@ class ActuatorFleet:
     def of_unseen_agents(self) -> dict[str, dict[str, list[float]]]:
         """The variation of a fleet whose training agents are the unseen ones."""
         unseen = vary_agents(self.vary, AGENTS, UNSEEN, FLEET_SEED).held_out
-        return {name: {"train": [agent[name] for agent in unseen]} for name in self.vary}
+        values = {name: [agent[name] for agent in unseen] for name in self.vary}
+        if self.turned:
+            values["gain"] = [abs(gain) for gain in values["gain"]]
+        return {name: {"train": own} for name, own in values.items()}
 
     def scores(self, runs: Runs, method: str, when: str) -> Float[np.ndarray, "seed agent"]:
         """Scores of the unseen agents at the end of training, "before" or "after" their step."""
@@ -140,7 +145,25 @@ CART_POLES = ActuatorFleet(
     },
 )
 
-FLEETS = {fleet.name: fleet for fleet in (CART_POLES,)}
+PENDULUMS = ActuatorFleet(
+    name="pendulums",
+    title="pendulums",
+    fleet={"env": "pendulum", "max_torque": 8.0, "horizon": 99, "discount": 0.97},
+    vary={"gain": {"plus_minus": [0.7, 1.3]}, "lag": [0.0, 0.05], "dead_zone": [0.0, 0.1]},
+    policy={"name": "gaussian-mlp", "hidden": [32], "initial_std": 3.0, "least_std": 0.5, "last_scale": 0.0},
+    advantage={"name": "gae", "gae_lambda": 0.95, "times_variance": True},
+    rounds=100,
+    evaluate_every=25,
+    algorithms={
+        PROMP: {**PROMP_STEPS, "alpha": 3.0, "beta": 0.01, "anneal": 100},
+        FEDAVG: {"name": "fedavg-pg", **ALONE, "alpha": 0.3, "beta": 0.03},
+        FEDPPO: {"name": "fedppo", **ALONE, "alpha": 0.3, "beta": 0.01, "epochs": 5, "anneal": 100},
+        SPECIALISTS: {"name": "fedppo", **ALONE, "alpha": 0.3, "beta": 0.01, "epochs": 5, "anneal": 100},
+    },
+    turned=True,
+)
+
+FLEETS = {fleet.name: fleet for fleet in (CART_POLES, PENDULUMS)}
 """The fleets by name."""
 
 

@@ -31,7 +31,7 @@ from perfedrl.types import Array, Params
 
 FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Factors of the given step sizes that are tried where returns are exact."""
-TUNING_SIZES = (1.0, 3.0, 10.0)
+TUNING_SIZES = (0.3, 1.0, 3.0)
 """Step sizes of fine-tuning that are tried elsewhere, in units of normalized advantages."""
 TUNING_STEPS = 10
 """Steps of fine-tuning, which share an agent's trajectories."""
@@ -169,7 +169,11 @@ class Training:
             for x in TUNING_SIZES
         ]
         state = self.trained(simulations[0], rounds, "one policy for all, to be fine-tuned")
-        return {"tuned": max((deployed(one, state, rounds) for one in simulations), key=chosen_return)[0]}
+        tried = []
+        for simulation in simulations:
+            with suppress(DivergenceError):
+                tried.append(deployed(simulation, state, rounds))
+        return {"tuned": best_of(tried)}
 
     def best_adapted(self, algorithms: Iterable[Algorithm]) -> Float[np.ndarray, "seed budget agent"]:
         """The returns after adaptation with the best of some algorithms."""
@@ -178,9 +182,7 @@ class Training:
             rounds = max(1, self.trajectories // algorithm.trajectories_per_round)
             with suppress(DivergenceError):
                 tried.append(self.adapted(algorithm, rounds))
-        if not tried:
-            raise DivergenceError("adaptation diverged with all step sizes: lower alpha and beta")
-        return max(tried, key=chosen_return)[0]
+        return best_of(tried)
 
     def adapted(self, algorithm: Algorithm, rounds: int) -> list[Float[np.ndarray, "seed budget agent"]]:
         """Train, and return the returns after adaptation from two draws of trajectories."""
@@ -223,9 +225,11 @@ def deployed(simulation: Simulation, state: FleetState, rounds: int) -> list[Flo
     return [np.asarray(x, float) for x in found]
 
 
-def chosen_return(both: Sequence[np.ndarray]) -> float:
-    """The mean return of the second draw, by which settings are chosen."""
-    return float(both[1].mean())
+def best_of(tried: Sequence[Sequence[np.ndarray]]) -> Float[np.ndarray, "seed budget agent"]:
+    """The first draw of the settings whose second draw has the highest mean."""
+    if not tried:
+        raise DivergenceError("adaptation diverged with all step sizes that were tried: scale the rewards")
+    return max(tried, key=lambda both: float(both[1].mean()))[0]
 
 
 def one_agent(fleet: Fleet, agent: int) -> Fleet:
