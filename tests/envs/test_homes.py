@@ -200,6 +200,13 @@ def test_agents_are_measured_on_other_days_than_they_learn_from():
     )
 
 
+def test_homes_that_see_their_tariff_are_measured_on_the_test_weeks_too():
+    fleet = pf.policies.sighted(pf.homes(agents=2, held_out=0, vary=["home", "peak_start"]), ["peak_start"])
+    task = fleet.task(0)
+    np.testing.assert_array_equal(task.measured_on.task.load, task.task.test_load)
+    np.testing.assert_array_equal(task.measured_on.observe(start(1.0))[-1:], np.asarray(task.seen, np.float32))
+
+
 def test_held_out_homes_are_homes_that_do_not_train():
     fleet = pf.homes()
     train, unseen = (set(np.asarray(part.home).tolist()) for part in (fleet.train, fleet.held_out))

@@ -23,10 +23,10 @@ class BatterySchedule(NamedTuple):
 def best_schedule(task: HomeBattery, episode: int, charge: float) -> BatterySchedule:
     """Solve the linear program of one episode of a home's data that starts with `charge` kWh in the battery.
 
-    Any energies are allowed that the battery can take and give, not only those of the three modes, but none that feeds
-    stored energy into the grid. Variables are, for every hour, the energies into and out of the battery at the meter
-    and those imported from and exported to the grid. An optimum never imports and exports in one hour, since feeding in
-    earns at most the base price, and never charges and discharges in one, since that loses energy.
+    Any energies are allowed that the battery can take and give, not only those of the three modes. Variables are, for
+    every hour, the energies into and out of the battery at the meter and those imported from and exported to the grid.
+    An optimum never imports and exports in one hour, since feeding in earns at most the base price, and never charges
+    and discharges in one, since that loses energy.
     """
     T, hours = task.load.shape[-1], np.arange(task.load.shape[-1])
     net = np.asarray(task.load - task.solar, float)[episode]
@@ -43,7 +43,7 @@ def best_schedule(task: HomeBattery, episode: int, charge: float) -> BatterySche
         b_ub=np.concatenate([np.full(T, float(task.capacity) - charge), np.full(T, charge)]),
         A_eq=balance,
         b_eq=-net,
-        bounds=[(0, most)] * T + [(0, min(most, max(x, 0.0))) for x in net] + [(0, None)] * (2 * T),
+        bounds=[(0, most)] * (2 * T) + [(0, None)] * (2 * T),
     )
     idle = float(np.sum(np.where(net > 0, net * price, net * feed_in)))
     return BatterySchedule(idle - found.fun, found.x[:T] - found.x[T : 2 * T])

@@ -15,6 +15,7 @@ from perfedrl.studies.fednpg import FEDNPG
 from perfedrl.studies.fedsarsa import FEDSARSA
 from perfedrl.studies.few_shot import FEW_SHOT
 from perfedrl.studies.gym_fleets import CART_POLES, PENDULUMS
+from perfedrl.studies.homes import HOMES
 from perfedrl.studies.locomotion import LOCOMOTION
 from perfedrl.studies.lqr import LQR
 from perfedrl.studies.navigation import NAVIGATION
@@ -35,14 +36,14 @@ def by_name(*studies: Study) -> Studies:
 GROUPS: Mapping[str, Studies] = MappingProxyType(
     {
         "all": by_name(E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEW_SHOT, ROBUSTNESS, PRIVACY, LQR),
-        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS),
+        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS, HOMES),
         "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING),
         "machines": by_name(LOCOMOTION),
     }
 )
 """The groups of `perfedrl reproduce`: the paper with what goes beyond it on its own fleets ("all"), fleets of the
-meta-RL literature ("families"), claims of other mechanisms' papers ("mechanisms"), and fleets that need a GPU to train
-("machines")."""
+meta-RL literature and of measured homes ("families"), claims of other mechanisms' papers ("mechanisms"), and fleets
+that need a GPU to train ("machines")."""
 
 STUDIES: Studies = by_name(*(study for group in GROUPS.values() for study in group.values()))
 """Every study by name."""
