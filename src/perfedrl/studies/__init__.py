@@ -13,6 +13,7 @@ from perfedrl.studies.fast_fedpg import FAST_FEDPG
 from perfedrl.studies.fednpg import FEDNPG
 from perfedrl.studies.fedsarsa import FEDSARSA
 from perfedrl.studies.few_shot import FEW_SHOT
+from perfedrl.studies.glucose import GLUCOSE
 from perfedrl.studies.gym_fleets import CART_POLES, PENDULUMS
 from perfedrl.studies.locomotion import LOCOMOTION
 from perfedrl.studies.lqr import LQR
@@ -34,7 +35,7 @@ def by_name(*studies: Study) -> Studies:
 GROUPS: Mapping[str, Studies] = MappingProxyType(
     {
         "all": by_name(E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEW_SHOT, ROBUSTNESS, PRIVACY, LQR),
-        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS),
+        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, GLUCOSE),
         "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING),
         "machines": by_name(LOCOMOTION),
     }
