@@ -14,6 +14,7 @@ from perfedrl.studies.fast_fedpg import FAST_FEDPG
 from perfedrl.studies.fednpg import FEDNPG
 from perfedrl.studies.fedsarsa import FEDSARSA
 from perfedrl.studies.few_shot import FEW_SHOT
+from perfedrl.studies.glucose import GLUCOSE
 from perfedrl.studies.gym_fleets import CART_POLES, PENDULUMS
 from perfedrl.studies.homes import HOMES
 from perfedrl.studies.locomotion import LOCOMOTION
@@ -36,13 +37,13 @@ def by_name(*studies: Study) -> Studies:
 GROUPS: Mapping[str, Studies] = MappingProxyType(
     {
         "all": by_name(E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEW_SHOT, ROBUSTNESS, PRIVACY, LQR),
-        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS, HOMES),
+        "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS, HOMES, GLUCOSE),
         "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING),
         "machines": by_name(LOCOMOTION),
     }
 )
 """The groups of `perfedrl reproduce`: the paper with what goes beyond it on its own fleets ("all"), fleets of the
-meta-RL literature and of measured homes ("families"), claims of other mechanisms' papers ("mechanisms"), and fleets
+meta-RL literature and of people, homes and bodies that differ ("families"), claims of other mechanisms' papers ("mechanisms"), and fleets
 that need a GPU to train ("machines")."""
 
 STUDIES: Studies = by_name(*(study for group in GROUPS.values() for study in group.values()))
