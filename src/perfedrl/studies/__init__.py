@@ -43,8 +43,8 @@ GROUPS: Mapping[str, Studies] = MappingProxyType(
     }
 )
 """The groups of `perfedrl reproduce`: the paper with what goes beyond it on its own fleets ("all"), fleets of the
-meta-RL literature and of people, homes and bodies that differ ("families"), claims of other mechanisms' papers ("mechanisms"), and fleets
-that need a GPU to train ("machines")."""
+meta-RL literature and of people, homes and bodies that differ ("families"), claims of other mechanisms' papers
+("mechanisms"), and fleets that need a GPU to train ("machines")."""
 
 STUDIES: Studies = by_name(*(study for group in GROUPS.values() for study in group.values()))
 """Every study by name."""
