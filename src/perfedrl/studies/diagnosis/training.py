@@ -111,13 +111,19 @@ class Training:
     # What is trained.
 
     def shared_policy(self) -> tuple[Params, dict[str, np.ndarray]]:
-        """Train one policy for all agents; return its parameters by seed, and returns before and after training."""
+        """Train one policy for all agents; return its parameters by seed, and returns before and after training.
+
+        Specialists train on from these parameters. What is measured is the policy after as much further training on all
+        agents, so that a specialist is not ahead by its number of trajectories.
+        """
         algorithm, rounds = self.learner()
         simulation = self.simulation(algorithm)
         before = returns(simulation, simulation.start(), MEASURED)
-        state = self.trained(simulation, rounds, "one policy for all")
-        after = {name: returns(simulation, state, moment) for name, moment in MOMENTS.items()}
-        return shared_params(algorithm, state), {"untrained": before, **after}
+        params = shared_params(algorithm, self.trained(simulation, rounds, "one policy for all"))
+        longer = self.simulation(algorithm, start=params)
+        state = self.trained(longer, rounds, "one policy for all, as long again")
+        after = {name: returns(longer, state, moment) for name, moment in MOMENTS.items()}
+        return params, {"untrained": before, **after}
 
     def specialist(self, agent: int, shared: Params) -> dict[str, np.ndarray]:
         """Train a policy of one agent's own, from scratch and from the shared policy; return returns on all agents.
