@@ -82,6 +82,7 @@ def test_agents_that_one_policy_serves_form_groups():
     assert Verdict(made_up(groups=((0, 3), (1, 2)))).groups == [[0, 3], [1, 2]]
     assert Verdict(made_up()).groups == [[0, 1, 2, 3]], "as many groups as agents are none"
     assert Verdict(made_up(groups=((0, 1, 2, 3),))).groups == [[0, 1, 2, 3]]
+    assert Verdict(made_up(shared=2.0, groups=((0, 3), (1, 2)))).groups == [[0, 1, 2, 3]], "not needed"
     assert Verdict(made_up(groups=((0, 1, 2), (3,)))).groups == [[0, 1, 2, 3]], "one agent is no group"
     losses = Verdict(made_up(groups=((0, 3), (1, 2)))).losses
     np.testing.assert_array_equal(losses, [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]])

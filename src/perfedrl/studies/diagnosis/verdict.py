@@ -89,11 +89,15 @@ class Verdict:
     def groups(self) -> list[list[int]]:
         """Groups of agents of which one policy each serves all, the fewest that do; one group where there are none.
 
+        Agents that need no policies of their own form one group.
+
         Agents form groups if the policy of one member costs the other members, in the mean, at most `GROUPED` of what
         the best single one of all policies costs the others, and if every group has at least two members.
         """
         n = self.returns.agents
         everyone = [list(range(n))]
+        if not self.needed:
+            return everyone
         total = loss_of(self.losses, everyone)
         for count in range(2, min(MOST_GROUPS, n // 2) + 1):
             groups = linked(self.losses, count)
