@@ -278,3 +278,11 @@ def test_two_goals_are_told_apart_from_sampled_trajectories():
     history = pf.simulate(fleet, policy, algorithm, rounds=20, seeds=6, every=20).history
     assert history.before[:, -1].min() > 4
     assert (history.outcomes["training.in cluster 0"][:, -1].sum(axis=-1) == 1).all(), "one of the two agents"
+
+
+def test_client_sampling_needs_clusters_that_stay_when_nobody_is_drawn():
+    with pytest.raises(pf.UserError, match="set reseed = false"):
+        Clustered(1.0, 0.3).check_participation(4, 2, None)
+    for kept in (Clustered(1.0, 0.3, reseed=False), Clustered(1.0, 0.3, clusters=1)):
+        kept.check_participation(4, 2, None)
+    Clustered(1.0, 0.3).check_participation(4, 4, None)

@@ -81,6 +81,13 @@ def test_the_worst_agent_is_determined_for_each_seed():
     np.testing.assert_array_equal(worst_agent("distance", returns[:, 0]), [5.0, 7.0])
 
 
+def test_of_costs_the_worst_agent_has_the_largest():
+    values = np.asarray([[0.01, 0.14, 0.03]])
+    for name in ("below_70", "peak_import", "distance"):
+        np.testing.assert_array_equal(worst_agent(name, values), [0.14])
+    np.testing.assert_array_equal(worst_agent("in_range", values), [0.01])
+
+
 def test_a_bootstrap_interval_is_deterministic_and_unbounded_for_a_single_seed():
     values = np.arange(10.0)
     assert bootstrap_interval(values) == bootstrap_interval(values)

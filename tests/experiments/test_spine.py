@@ -138,13 +138,15 @@ def test_a_new_field_of_the_experiment_reaches_a_networked_agent(extended):
 
 
 WEIGHTED = changed(aggregation={"name": "mean", "weights": [1.0, 3.0, 1.0, 1.0]}, control_variate="round")
+STEPPED = {**WEIGHTED, "control_variate": "step", "algorithm": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3, "m": 4}}
 
 
-def test_every_command_accepts_weights_together_with_a_control_variate(run, tmp_path):
-    path = write(tmp_path / "weighted.toml", WEIGHTED)
+@pytest.mark.parametrize("config", [WEIGHTED, STEPPED], ids=["rounds", "steps"])
+def test_every_command_accepts_weights_together_with_a_control_variate(run, tmp_path, config):
+    path = write(tmp_path / "weighted.toml", config)
     code, _, error = run("inspect", path)
     assert code == 0, error
-    finished = pf.train(make_config(WEIGHTED), tmp_path / "runs")
+    finished = pf.train(make_config(config), tmp_path / "runs")
     for options in ((), ("--alpha", 0.5), ("--steps", 1)):
         code, _, error = run("evaluate", finished.folder, *options)
         assert code == 0, (options, error)

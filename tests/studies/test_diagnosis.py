@@ -1,5 +1,7 @@
 """The diagnosis of fleets: verdicts from given returns, exact and trained fleets, saved parts, and bad input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,8 @@ def test_gains_are_differences_of_mean_returns(exact):
     assert [gain.mean for gain in verdict.step_gains.values()] == pytest.approx([0.2, 0.7, 0.9])
     assert list(verdict.closed.values()) == pytest.approx([0.2, 0.7, 0.9])
     assert verdict.alone_from == {20: 100, 50: 200, 200: 200}
+    falls_back = replace(made_up(), alone=np.tile(np.asarray([1.9, 0.0, 1.95])[None, :, None], (3, 1, 4)))
+    assert Verdict(falls_back).alone_from[20] == 200, "ahead from then on"
     assert Verdict(made_up(adapted=(1.0, 1.0, 1.99))).alone_from[200] is None
 
 
@@ -86,6 +90,11 @@ def test_agents_that_one_policy_serves_form_groups():
     assert Verdict(made_up(groups=((0, 1, 2), (3,)))).groups == [[0, 1, 2, 3]], "one agent is no group"
     losses = Verdict(made_up(groups=((0, 3), (1, 2)))).losses
     np.testing.assert_array_equal(losses, [[0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 1], [0, 1, 1, 0]])
+    idle = made_up()
+    idle.untrained[:, 0] = 2.0 - 1e-9
+    assert Verdict(replace(idle, transfer=idle.transfer - 1e-6 * (1 - np.eye(4)))).losses[1, 0] == 1
+    near = replace(idle, transfer=np.where(np.eye(4, dtype=bool), 2.0, 2.0 - 1e-6)[None].repeat(3, axis=0))
+    assert Verdict(near).losses[1, 0] < 1e-4, "noise is no loss to an agent that has nothing to learn"
 
 
 def test_the_best_policy_of_an_agent_is_chosen_by_other_episodes_than_those_that_measure_it():
@@ -106,7 +115,7 @@ def test_the_best_policy_of_an_agent_is_chosen_by_other_episodes_than_those_that
 
 def small(heterogeneity, **more):
     fleet = random_mdps(agents=3, states=3, actions=3, heterogeneity=heterogeneity, reward_heterogeneity=heterogeneity)
-    return diagnose(fleet, TableSoftmax(3, 3), **STEPS, trajectories=100, seeds=2, **more)
+    return diagnose(fleet, TableSoftmax(3, 3), **STEPS, **{"trajectories": 100, "seeds": 2, **more})
 
 
 def test_equal_tabular_agents_need_no_personalization_and_different_ones_do():
@@ -135,6 +144,21 @@ def test_finished_parts_are_read_and_not_made_again(tmp_path, monkeypatch):
         small(1.0, folder=tmp_path, restart=True)
 
 
+def test_parts_of_another_fleet_or_of_other_settings_are_not_read(tmp_path):
+    small(1.0, folder=tmp_path)
+    for other, settings in ((0.0, {}), (1.0, {"seeds": 3})):
+        with pytest.raises(pf.UserError, match="another fleet or of other settings"):
+            small(other, folder=tmp_path, **settings)
+
+
+def test_agents_that_cannot_be_measured_are_named(monkeypatch):
+    returns = made_up(exact=True)
+    missing = {name: np.where(np.arange(4) == 2, np.nan, getattr(returns, name)) for name in ("shared", "own")}
+    monkeypatch.setattr(module, "exact_parts", lambda *_: {"untrained": returns.untrained, **missing})
+    with pytest.raises(pf.UserError, match="agents 2 of those that were chosen could not be measured"):
+        small(1.0)
+
+
 @pytest.mark.slow
 def test_poles_of_different_lengths_are_trained_and_need_no_policies_of_their_own():
     fleet = cart_pole(agents=3, seed=0, horizon=99)
@@ -155,9 +179,14 @@ def test_a_fleet_that_cannot_be_diagnosed_is_rejected():
     for fleet, settings, reason in (
         (random_mdps(agents=1, states=3, actions=3), STEPS, "this fleet has one"),
         (random_mdps(agents=2, states=3, actions=3), {}, "set alpha and beta"),
-        (random_mdps(agents=2, states=3, actions=3), {**STEPS, "seeds": 1}, "seeds must be from 2"),
-        (random_mdps(agents=2, states=3, actions=3), {**STEPS, "trajectories": 10}, "trajectories must be from 100"),
-        (random_mdps(agents=2, states=3, actions=3), {**STEPS, "agents": 1}, "agents must be from 2"),
+        (random_mdps(agents=2, states=3, actions=3), {**STEPS, "seeds": 1}, "seeds must be a whole number from 2"),
+        (
+            random_mdps(agents=2, states=3, actions=3),
+            {**STEPS, "trajectories": 10},
+            "trajectories must be a whole number",
+        ),
+        (random_mdps(agents=2, states=3, actions=3), {**STEPS, "agents": 2.5}, "agents must be a whole number from 2"),
+        (cart_pole(agents=2), {}, "does not fit the fleet"),
         (classification(agents=2), STEPS, "these have examples"),
     ):
         with pytest.raises(pf.UserError, match=reason):
@@ -193,7 +222,9 @@ def test_figures_and_page_show_every_agent():
 
 
 def test_at_most_so_many_agents_are_looked_at(monkeypatch):
-    monkeypatch.setattr(module, "exact_parts", lambda training, saved, name: {"agents": training.fleet.agents})
-    monkeypatch.setattr(module, "FleetReturns", lambda agents, **_: made_up())
+    exact = made_up(exact=True)
+    parts = {name: getattr(exact, name) for name in ("untrained", "shared", "own")}
+    monkeypatch.setattr(module, "exact_parts", lambda *_: parts)
+    monkeypatch.setattr(module, "FleetReturns", lambda **_: exact)
     found = diagnose(bandits([[0.0, 1.0]] * 9), TableSoftmax(1, 2), **STEPS, agents=4)
     assert found.chosen == "4 of 9 agents, evenly chosen"

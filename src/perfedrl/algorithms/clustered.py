@@ -1,6 +1,6 @@
 """Clusters of initializations: several shared ones, and every agent trains the one that serves it best (IFCA)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
@@ -169,6 +169,14 @@ class Clustered(Algorithm):
 
     def choosing_trajectories(self, m: int) -> int:
         return self.clusters * sum(self._deployment_batches(m))
+
+    def check_participation(self, agents: int, participants: int, weights: Sequence[float] | None) -> None:
+        """Reject client sampling where empty clusters are replaced: one is empty where its agents were not drawn."""
+        if self.reseed and self.clusters > 1 and participants < agents:
+            raise UserError(
+                "clustered replaces an initialization that nobody chose, also where its agents were not drawn: set "
+                "reseed = false, or participation = 1"
+            )
 
     @property
     def step_sizes(self) -> Mapping[str, Any]:

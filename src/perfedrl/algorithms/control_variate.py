@@ -155,6 +155,11 @@ class ControlVariate(Wrapper):
     def personalize(self, message: PyTree, state: WithControl, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return self.inner.personalize(self._plain(message), state.inner, agent, key, m)
 
+    def starting_point(
+        self, message: PyTree, state: WithControl, agent: Objective, key: PRNGKeyArray, m: int
+    ) -> Params:
+        return self.inner.starting_point(self._plain(message), state.inner, agent, key, m)
+
     @property
     def uploads_whole_messages(self) -> bool:
         return self.mode == "round" and self.inner.uploads_whole_messages

@@ -74,6 +74,11 @@ class Personal(Wrapper):
     def personalize(self, message: PyTree, state: PersonalState, agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return self.inner.personalize(self.with_personal_part(message, state), state.inner, agent, key, m)
 
+    def starting_point(
+        self, message: PyTree, state: PersonalState, agent: Objective, key: PRNGKeyArray, m: int
+    ) -> Params:
+        return self.inner.starting_point(self.with_personal_part(message, state), state.inner, agent, key, m)
+
     def with_personal_part(self, message: PyTree, state: PersonalState) -> PyTree:
         return self._put(message, state.kept)
 

@@ -26,7 +26,7 @@ def application(group: str | None = None) -> typer.Typer:
         "Start with `perfedrl demo`. For your own fleet: `perfedrl check ENVIRONMENT` plays a Gymnasium environment "
         "and says what is wrong with it, `perfedrl inspect CONFIG` shows a fleet's agents, `perfedrl diagnose CONFIG` "
         "tells whether they need policies of their own, `perfedrl train CONFIG` trains them, "
-        " and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
+        "and `perfedrl evaluate RUN` and `perfedrl personalize RUN` use the trained run.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -13,7 +13,7 @@ from perfedrl.algorithms import FedAvgPG, ServerState
 from perfedrl.algorithms.checks import check_counts, check_step_sizes
 from perfedrl.errors import UserError
 from perfedrl.experiments.evaluate import check_shared
-from perfedrl.experiments.stats import Interval, bootstrap_interval, over_agents
+from perfedrl.experiments.stats import COSTS, Interval, bootstrap_interval, over_agents
 from perfedrl.experiments.store import Run
 from perfedrl.key_domains import EVALUATION
 from perfedrl.simulation.evaluation import MonteCarlo
@@ -68,8 +68,8 @@ class Assessment:
 
 
 def worst_agent(outcome: str, values: Float[np.ndarray, "seed agent"]) -> Float[np.ndarray, " seed"]:
-    """The outcome of the worst measured agent for every seed: the smallest value, or the largest distance."""
-    return np.fmax.reduce(values, axis=-1) if outcome == "distance" else np.fmin.reduce(values, axis=-1)
+    """The outcome of the worst measured agent for every seed: the smallest value, or the largest of a cost."""
+    return np.fmax.reduce(values, axis=-1) if outcome in COSTS else np.fmin.reduce(values, axis=-1)
 
 
 def assess(

@@ -9,6 +9,12 @@ from scipy.special import bdtr, betaincinv, stdtrit
 SHARES = frozenset({"success", "accuracy"})
 """The names of outcomes that are shares: of episodes that succeed, of examples that are labelled correctly."""
 
+COSTS = frozenset(
+    {"distance", "bill", "peak_import", "clipped", "risk", "risk_index"}
+    | {"below_54", "below_70", "above_180", "above_250"}
+)
+"""The names of outcomes of which less is better."""
+
 
 class Interval(NamedTuple):
     """A mean (or median, or share) with its 95 % confidence interval."""

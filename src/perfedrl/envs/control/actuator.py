@@ -29,10 +29,10 @@ class ActuatedTask(Task):
     results are those of the plain task bit for bit.
     """
 
-    gain: Constant = 1.0
-    lag: Constant = 0.0
-    dead_zone: Constant = 0.0
-    has_actuator: bool = eqx.field(static=True, default=False)
+    gain: Constant = eqx.field(default=1.0, kw_only=True)
+    lag: Constant = eqx.field(default=0.0, kw_only=True)
+    dead_zone: Constant = eqx.field(default=0.0, kw_only=True)
+    has_actuator: bool = eqx.field(static=True, default=False, kw_only=True)
     """Whether states and steps have an actuator: set where this task needs one. All tasks of a fleet must agree."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from perfedrl.envs import Fleet
 from perfedrl.envs.base import DataTask
 from perfedrl.errors import UserError
 from perfedrl.exact.lqr import is_lqr
-from perfedrl.experiments.config import Config, parse_config
+from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.inspection import describe_agents
 from perfedrl.simulation.observers import Observer, Part
 from perfedrl.studies.diagnosis.fleet_limits import is_tabular, linear_quadratic_limits, tabular_limits, train_limits
@@ -41,6 +41,8 @@ class Diagnosis:
     seeds: int
     step_sizes: tuple[float, float] | None
     """alpha and beta, where returns are exact."""
+    times_variance: bool = False
+    """Whether the policy is Gaussian, so that steps were in units of its variance."""
 
     @property
     def chosen(self) -> str:
@@ -80,17 +82,35 @@ def diagnose(
     chosen = np.unique(np.linspace(0, fleet.agents - 1, min(agents, fleet.agents)).round().astype(int)).tolist()
     exact = is_lqr(fleet, policy) or (is_tabular(fleet) and policy.probabilities is not None)
     if exact and (alpha is None or beta is None):
-        raise UserError("set alpha and beta: agents with exact returns take gradient steps of these sizes")
+        raise UserError(
+            "set alpha and beta: agents with exact returns take gradient steps of these sizes; in a config take an "
+            "algorithm that has both, such as fedavg-pg"
+        )
     step_sizes = (float(alpha), float(beta)) if exact and alpha is not None and beta is not None else None
-    part = some_agents(fleet, chosen)
+    part, gaussian = some_agents(fleet, chosen), policy.variance is not None
     training = Training(part, policy, range(seeds), trajectories, BUDGETS, EPISODES, step_sizes, observers)
     saved = SavedParts(None if folder is None else Path(folder), restart)
+    saved.check_same(training.digest)
     try:
+        training.check()
         found = (exact_parts if exact else trained_parts)(training, saved, name)
     finally:
         part.close()
+    check_measured(found)
     returns = FleetReturns(**found, budgets=np.asarray(BUDGETS), exact=exact)
-    return Diagnosis(name, Verdict(returns), labels_of(fleet, chosen), fleet.agents, trajectories, seeds, step_sizes)
+    return Diagnosis(
+        name, Verdict(returns), labels_of(fleet, chosen), fleet.agents, trajectories, seeds, step_sizes, gaussian
+    )
+
+
+def check_measured(found: Arrays) -> None:
+    """Reject returns of agents that could not be measured, as after failures of their environments."""
+    for name in ("untrained", "shared", "own"):
+        if failed := np.flatnonzero(~np.isfinite(found[name]).all(axis=0)).tolist():
+            raise UserError(
+                f"agents {', '.join(map(str, failed))} of those that were chosen could not be measured; look at their "
+                "environments, then run it again with --restart"
+            )
 
 
 def check_numbers(seeds: int, trajectories: int, agents: int) -> None:
@@ -100,8 +120,8 @@ def check_numbers(seeds: int, trajectories: int, agents: int) -> None:
         ("trajectories", trajectories, LEAST_TRAJECTORIES, MOST_TRAJECTORIES),
         ("agents", agents, 2, MOST_AGENTS),
     ):
-        if not least <= value <= most:
-            raise UserError(f"{name} must be from {least} to {most}, got {value}")
+        if not whole(value) or not least <= value <= most:
+            raise UserError(f"{name} must be a whole number from {least} to {most}, got {value}")
 
 
 def exact_parts(training: Training, saved: SavedParts, name: str) -> Arrays:
@@ -173,7 +193,11 @@ def diagnose_config(config: Config, results: str | Path = "diagnoses", **setting
     The config's algorithm gives the step sizes for exact returns; its normalization and all that concerns training
     alone are left out.
     """
-    kept = {key: x for key, x in config.table.items() if key in ("name", "fleet", "policy", "algorithm", "code")}
+    kept = {
+        key: x
+        for key, x in config.table.items()
+        if key in ("name", "fleet", "policy", "advantage", "algorithm", "code")
+    }
     plain = parse_config({**kept, "rounds": 1, "seeds": 1})
     experiment, algorithm = plain.experiment, config.algorithm
     made = {key: settings[key] for key in ("seeds", "trajectories", "agents") if key in settings}

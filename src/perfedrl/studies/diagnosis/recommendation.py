@@ -57,7 +57,8 @@ def config_tables(found: Diagnosis) -> Mapping[str, Mapping[str, Any]]:
         FINE_TUNING: {**policy, "alpha": 0.3, "fine_tuning_steps": 10},
         CLUSTERS: {"name": "clustered", "alpha": 0.3, "beta": 0.3, "clusters": groups},
     }
-    return {"algorithm": algorithms[recommended], "advantage": {"name": "gae"}}
+    advantage = {"name": "gae", **({"times_variance": True} if found.times_variance else {})}
+    return {"algorithm": algorithms[recommended], "advantage": advantage}
 
 
 def as_toml(found: Diagnosis) -> str:

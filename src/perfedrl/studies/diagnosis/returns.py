@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from perfedrl.errors import UserError
 from perfedrl.experiments.files import npz, read_npz, write_atomically
 
 Arrays = dict[str, np.ndarray]
@@ -48,6 +49,17 @@ class SavedParts:
 
     folder: Path | None
     restart: bool = False
+
+    def check_same(self, digest: str) -> None:
+        """Check that the folder's parts are of what has this digest; a new folder is marked with it."""
+        if self.folder is None:
+            return
+        path = self.folder / "digest"
+        if not self.restart and path.is_file() and path.read_bytes() != digest.encode():
+            raise UserError(
+                f"{self.folder} has parts of another fleet or of other settings; take another, or --restart"
+            )
+        write_atomically(path, digest.encode())
 
     def get(self, name: str, make: Callable[[], Mapping[str, np.ndarray]]) -> Arrays:
         """Read a part, or make and save it."""

@@ -20,7 +20,7 @@ def numbers(found: Diagnosis) -> list[tuple[str, str, str]]:
     verdict, returns = found.verdict, found.verdict.returns
 
     def row(what: str, x: Interval) -> tuple[str, str, str]:
-        return what, f"{x.mean:.3g}", "exact" if x.low == x.high else f"{x.low:.3g} .. {x.high:.3g}"
+        return what, f"{x.mean:.3g}", "exact" if returns.exact and x is verdict.gain else f"{x.low:.3g} .. {x.high:.3g}"
 
     def mean(what: str, x: np.ndarray) -> tuple[str, str, str]:
         return what, f"{x.mean():.3g}", ""

@@ -5,12 +5,15 @@ sizes do not depend on the units of rewards, so that one setting serves all flee
 gradient steps of several sizes are tried.
 """
 
+import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
@@ -21,7 +24,8 @@ from perfedrl.errors import DivergenceError
 from perfedrl.estimators import Sampled
 from perfedrl.estimators.advantages import GAE
 from perfedrl.key_domains import EVALUATION
-from perfedrl.simulation.evaluation import Evaluation, MonteCarlo
+from perfedrl.rollout import sampler
+from perfedrl.simulation.evaluation import Evaluation, MonteCarlo, episode_outcomes, monte_carlo
 from perfedrl.simulation.evaluation import exact as exact_evaluation
 from perfedrl.simulation.experiment import PER_SEED, Experiment, StartParameters
 from perfedrl.simulation.observers import Observer, announce
@@ -35,6 +39,8 @@ TUNING_SIZES = (0.3, 1.0, 3.0)
 """Step sizes of fine-tuning that are tried elsewhere, in units of normalized advantages."""
 TUNING_STEPS = 10
 """Steps of fine-tuning, which share an agent's trajectories."""
+OWN_SEEDS = 1000
+"""Distance of the seeds of agents that train alone; larger than the number of seeds."""
 BATCH, PAIR = 20, 40
 """Trajectories of a local step: of one policy, and of an initialization, before and after its step."""
 RATE = 0.01
@@ -75,29 +81,53 @@ class Training:
         """Measures returns, and adapts from each of the budgets."""
         if self.step_sizes is not None:
             return exact_evaluation(self.fleet, self.sampled, self.budgets[0], self.budgets, REPEATS)
-        return MonteCarlo(self.sampled, self.budgets[0], self.episodes, self.budgets, REPEATS)
+        return monte_carlo(self.fleet, self.sampled, self.budgets[0], self.episodes, self.budgets, REPEATS)
+
+    @property
+    def digest(self) -> str:
+        """Identifies what is measured: the agents, the policy, and all settings."""
+        train = self.fleet.train
+        agents = [np.asarray(x).tobytes() for x in jax.tree.leaves(train)] if self.fleet.traceable else [repr(train)]
+        made = (BATCH, PAIR, RATE, EVALUATIONS, REPEATS, FACTORS, TUNING_SIZES, TUNING_STEPS)
+        settings = self.policy, tuple(self.seeds), self.trajectories, self.budgets, self.episodes, self.step_sizes
+        return hashlib.sha256(repr((agents, str(jax.tree.structure(train)), settings, made)).encode()).hexdigest()
+
+    def check(self) -> None:
+        """Reject what does not fit into memory and environments that break their contract, before any work."""
+        simulation = self.simulation(self.learner()[0] if self.step_sizes is None else LocalPG(1.0))
+        simulation.check_memory(simulation.start())
+        for warning in self.fleet.check():
+            log.warning("%s", warning)
 
     def learner(self) -> tuple[Algorithm, int]:
         """The algorithm that trains one policy, and its number of rounds."""
         rounds = max(1, self.trajectories // BATCH)
         return FedPPO(1.0, RATE, m=BATCH, anneal=rounds), rounds
 
-    def simulation(self, algorithm: Algorithm, fleet: Fleet | None = None, start: Params | None = None) -> Simulation:
-        """A simulation of the fleet, or of another one, from given parameters or from each seed's own."""
-        given = PER_SEED if start is None else StartParameters("the shared policy", tuple(self.seeds), start)
-        parts = self.fleet if fleet is None else fleet, self.policy, algorithm, self.sampled, self.evaluation
-        return Simulation(Experiment(*parts, start=given), self.seeds)
+    def simulation(self, algorithm: Algorithm, agent: int | None = None, start: Params | None = None) -> Simulation:
+        """A simulation of the fleet, or of one of its agents, from given parameters or from each seed's own.
+
+        An agent alone has seeds of its own: it is agent 0 of its fleet, as all others are of theirs.
+        """
+        fleet = self.fleet if agent is None else some_agents(self.fleet, [agent])
+        seeds = [seed + (0 if agent is None else OWN_SEEDS * (agent + 1)) for seed in self.seeds]
+        given = PER_SEED if start is None else StartParameters("the shared policy", tuple(seeds), start)
+        return Simulation(Experiment(fleet, self.policy, algorithm, self.sampled, self.evaluation, start=given), seeds)
 
     def states(
         self, simulation: Simulation, rounds: int, evaluations: int, label: str
     ) -> Iterator[tuple[int, FleetState]]:
-        """The rounds at which training pauses, with the state there, from the start to the end."""
+        """The rounds at which training pauses, with the state there, from the start to the end.
+
+        Training that starts from a trained policy has random numbers of its own, those of later rounds.
+        """
         state, done = simulation.start(), 0
+        first = 0 if simulation.experiment.start == PER_SEED else rounds
         for observer in self.observers:
             observer.on_start(RunState(done, None, None, label, rounds, label))
         yield done, state
         for stop in every_few(rounds, max(1, rounds // evaluations)):
-            state, done = simulation.advance(state, done, stop - done), stop
+            state, done = simulation.advance(state, first + done, stop - done), stop
             if not all(np.isfinite(x).all() for x in jax.tree.leaves(state.server.message)):
                 raise DivergenceError(f"the training of {label} diverged; scale the rewards or the observations")
             announce(self.observers, RunState(done, None, None, label, rounds, label))
@@ -131,10 +161,10 @@ class Training:
         "alone" is the agent's own return on its way from scratch, "from ..." that of both policies at the end.
         """
         algorithm, rounds = self.learner()
-        everyone, one = self.simulation(algorithm), one_agent(self.fleet, agent)
+        everyone = self.simulation(algorithm)
         found: dict[str, np.ndarray] = {}
         for origin, start in {"scratch": None, "shared": shared}.items():
-            simulation, curve, spent = self.simulation(algorithm, one, start), [], []
+            simulation, curve, spent = self.simulation(algorithm, agent, start), [], []
             for done, state in self.states(simulation, rounds, EVALUATIONS, f"agent {agent} from {origin}"):
                 if origin == "scratch":
                     curve.append(returns(simulation, state, MEASURED)[:, 0])
@@ -222,6 +252,8 @@ class Training:
 
 MOMENTS = {"measured": MEASURED, "chosen by": CHOSEN_BY}
 
+log = logging.getLogger("perfedrl")
+
 
 def deployed(simulation: Simulation, state: FleetState, rounds: int) -> list[Float[np.ndarray, "seed budget agent"]]:
     """The returns after an algorithm's adaptation, from two draws of trajectories: to measure, and to choose by."""
@@ -238,11 +270,6 @@ def best_of(tried: Sequence[Sequence[np.ndarray]]) -> Float[np.ndarray, "seed bu
     return max(tried, key=lambda both: float(both[1].mean()))[0]
 
 
-def one_agent(fleet: Fleet, agent: int) -> Fleet:
-    """A fleet of one of the agents."""
-    return some_agents(fleet, [agent])
-
-
 def some_agents(fleet: Fleet, agents: Sequence[int]) -> Fleet:
     """A fleet of some of the training agents, without unseen ones."""
     return Fleet(make_fleet([fleet.task(i) for i in agents]).train, None, None, fleet.sight)
@@ -250,11 +277,20 @@ def some_agents(fleet: Fleet, agents: Sequence[int]) -> Fleet:
 
 def returns(simulation: Simulation, state: FleetState, moment: int) -> Float[np.ndarray, "seed agent"]:
     """The return of every agent under the shared policy of a state."""
-    return np.asarray(simulation.each_agent(shared_return, state, EVALUATION + moment, held_out=False), float)
+    how = learning_return if moment == CHOSEN_BY else shared_return
+    return np.asarray(simulation.each_agent(how, state, EVALUATION + moment, held_out=False), float)
 
 
 def shared_return(
     evaluation: Evaluation, algorithm: Algorithm, message: PyTree, _: PyTree, task: Any, key: PRNGKeyArray
 ) -> Float[Array, ""]:
-    """One agent's return under the shared policy."""
+    """One agent's return under the shared policy, where it is measured."""
     return evaluation.outcomes(task, algorithm.shared(message), key)["return"]
+
+
+def learning_return(
+    evaluation: MonteCarlo, algorithm: Algorithm, message: PyTree, _: PyTree, task: Any, key: PRNGKeyArray
+) -> Float[Array, ""]:
+    """One agent's return under the shared policy, where it learns: policies are not chosen by data of tests."""
+    episodes = sampler(task, evaluation.agent.policy).sample(algorithm.shared(message), key, evaluation.episodes)
+    return jnp.mean(episode_outcomes(task, episodes)["return"])

@@ -70,7 +70,7 @@ class Verdict:
         alone = self.returns.alone.mean(axis=(0, 2))
         found: dict[int, int | None] = {}
         for i, m in enumerate(self.returns.budgets):
-            ahead = alone >= self.returns.adapted[:, i].mean()
+            ahead = np.logical_and.accumulate((alone >= self.returns.adapted[:, i].mean())[::-1])[::-1]
             found[int(m)] = int(self.returns.spent[np.argmax(ahead)]) if ahead.any() else None
         return found
 
@@ -82,7 +82,8 @@ class Verdict:
         """
         transfer = self.returns.transfer.mean(axis=0)
         own, untrained = np.diagonal(transfer), self.returns.untrained.mean(axis=0)
-        worth = np.maximum(own - untrained, 1e-12 * (1 + np.abs(own)))
+        # To agents that have hardly anything to learn, noise would be a large loss.
+        worth = np.maximum(own - untrained, NEGLIGIBLE * abs(self.scale) + np.finfo(float).tiny)
         return np.clip((own - transfer) / worth, 0.0, 1.0)
 
     @cached_property
