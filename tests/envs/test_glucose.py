@@ -74,7 +74,7 @@ def test_thirty_people_of_three_age_groups_of_whom_six_are_held_out():
         ({"discount": 1.0}, "discount must lie in"),
     ],
 )
-def test_what_does_not_exist_is_said_in_one_sentence(given, words):
+def test_what_does_not_exist_is_said_in_one_sentence(given, words, untyped):
     with pytest.raises(pf.UserError) as error:
         pf.envs.glucose(**given)
     assert words in str(error.value)
@@ -109,7 +109,7 @@ def test_every_meal_is_announced_once_and_eaten():
     assert np.sum(announced > 0) <= len(OCCASIONS)
 
 
-def test_the_sensors_noise_is_an_autoregression_of_the_stated_variance():
+def test_the_sensors_noise_is_an_autoregression_of_the_stated_variance(untyped):
     sensor = Sensor()
     assert sensor.next_error(1.0, 0.0, 15) == pytest.approx(0.7)
     assert sensor.next_error(0.0, 1.0, 15) == pytest.approx(0.7), "e' = 0.7 (e + n)"

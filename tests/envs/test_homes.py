@@ -124,7 +124,7 @@ def test_nothing_is_gained_by_emptying_or_filling_the_battery_at_the_base_price(
 
 
 @pytest.mark.parametrize("number", [1, 7, 14])
-def test_the_linear_program_bounds_every_policy_and_its_schedule_reaches_the_bound(number):
+def test_the_linear_program_bounds_every_policy_and_its_schedule_reaches_the_bound(number, untyped):
     fleet = pf.homes(agents=1, held_out=0, vary={"home": {"train": [number]}}, feed_in=0.1, peak_start=8.0 + number)
     task = fleet.task(0)
     rng = np.random.default_rng(number)

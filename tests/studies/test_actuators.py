@@ -55,11 +55,11 @@ def run_with(before, after, alone):
     scores[:, :, -1] -= 8 * (np.arange(2) * 2 - 1)[:, None]  # the last agent differs by 8 from the others, seed by seed
     outcomes = {"held_out_before.score": same(10, before), "held_out_after.score": same(10, after)}
     history = SimpleNamespace(outcomes={**outcomes, "after.score": same(10, alone)}, trajectories=np.asarray([0, 100]))
-    deployed = Deployment(np.asarray([0, BUDGET]), {"score": scores}, np.zeros((0, 2, 3, 0)))
+    deployed = Deployment(np.asarray([0, BUDGET]), {"score": scores}, np.zeros((0, 2, UNSEEN, 0)))
     return SimpleNamespace(history=history, deployed=deployed, config=SimpleNamespace(seeds=(0, 1)))
 
 
-def test_shares_are_measured_from_untrained_policies_to_the_specialists():
+def test_shares_are_measured_from_untrained_policies_to_the_specialists(untyped):
     runs = {}
     for name in FLEETS:
         runs |= {(name, PROMP): run_with(12, 190, 0), (name, FEDAVG): run_with(20, 50, 0)}

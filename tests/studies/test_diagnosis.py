@@ -161,8 +161,8 @@ def test_agents_that_cannot_be_measured_are_named(monkeypatch):
 
 @pytest.mark.slow
 def test_poles_of_different_lengths_are_trained_and_need_no_policies_of_their_own():
-    fleet = cart_pole(agents=3, seed=0, horizon=99)
-    found = diagnose(fleet, MLPSoftmax(4, (16,), 2), trajectories=800, seeds=2)
+    fleet = cart_pole(agents=3, held_out=0, seed=0, horizon=99)
+    found = diagnose(fleet, MLPSoftmax((4, 16, 2)), trajectories=800, seeds=2)
     assert not found.verdict.returns.exact
     assert not found.verdict.needed
     assert found.verdict.returns.own.mean() > 2 * found.verdict.returns.untrained.mean()
@@ -170,11 +170,13 @@ def test_poles_of_different_lengths_are_trained_and_need_no_policies_of_their_ow
 
 @pytest.mark.slow
 def test_different_goals_need_policies_of_their_own():
-    found = diagnose(pf.arc(goals=3, radius=0.8, span=0.5), MLPSoftmax(2, (16,), 8), trajectories=800, seeds=2)
+    found = diagnose(
+        pf.arc(goals=3, held_out=0, radius=0.8, span=0.5), MLPSoftmax((2, 16, 8)), trajectories=800, seeds=2
+    )
     assert found.verdict.needed
 
 
-def test_a_fleet_that_cannot_be_diagnosed_is_rejected():
+def test_a_fleet_that_cannot_be_diagnosed_is_rejected(untyped):
     policy = TableSoftmax(3, 3)
     for fleet, settings, reason in (
         (random_mdps(agents=1, states=3, actions=3), STEPS, "this fleet has one"),

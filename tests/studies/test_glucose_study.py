@@ -70,7 +70,7 @@ def made_up(in_range):
     inside = np.broadcast_to(np.asarray(in_range)[:, None], (4, len(BUDGETS), len(HELD_OUT)))
     inside = inside + 0.001 * np.arange(4)[:, None, None]
     outcomes = {"in_range": inside, "below_70": 0.02 + 0 * inside}
-    deployed = Deployment(np.asarray(BUDGETS), outcomes, np.zeros(0))
+    deployed = Deployment(np.asarray(BUDGETS), outcomes, np.zeros((0, len(BUDGETS), len(HELD_OUT), 0)))
     return SimpleNamespace(deployed=deployed, config=SimpleNamespace(seeds=range(4)))
 
 

@@ -62,7 +62,7 @@ def single(study: str, claim: str, paper: float, measured: Interval, low: float,
     return Claim(study, claim, paper, *measured, met=bool(low <= measured.mean <= high))
 
 
-def point(value: float) -> Interval:
+def point(value: float | np.floating) -> Interval:
     """A number without spread, as an interval."""
     return Interval(*3 * [float(value)])
 

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 
 from perfedrl.types import Array
 
-Scalar = Float[Array, ""]
+Numbers = Float[Array, "*n"]
+"""One number, or one for each of several moments."""
 
 
 class Sensor(NamedTuple):
@@ -31,12 +32,12 @@ class Sensor(NamedTuple):
         """The stationary variance of the autoregression e' = correlation * (e + n)."""
         return self.correlation**2 / (1 - self.correlation**2)
 
-    def next_error(self, error: Scalar, normal: Scalar, minutes: float) -> Scalar:
+    def next_error(self, error: Numbers, normal: Numbers, minutes: float) -> Numbers:
         """Return the autoregression after some minutes."""
         keeps = self.correlation ** (minutes / 15)
         return keeps * error + (self.variance * (1 - keeps**2)) ** 0.5 * normal
 
-    def read(self, glucose: Scalar, error: Scalar) -> Scalar:
+    def read(self, glucose: Numbers, error: Numbers) -> Numbers:
         """Return the sensor's number (mg/dL) for glucose below the skin."""
         noise = self.xi + self.scale * jnp.sinh((error - self.gamma) / self.delta)
         return jnp.clip(glucose + noise, self.lowest, self.highest)
@@ -52,14 +53,14 @@ class Pump(NamedTuple):
     increment: float = 0.05
     """U/h of the basal rate, and U of a bolus."""
 
-    def infuse(self, basal: Scalar, bolus: Scalar) -> tuple[Scalar, Scalar]:
+    def infuse(self, basal: Numbers, bolus: Numbers) -> tuple[Numbers, Numbers]:
         """Return what the pump makes of a basal rate (U/h) and a bolus (U)."""
         return self.rounded(basal, self.highest_basal), self.rounded(bolus, self.highest_bolus)
 
-    def rounded(self, dose: Scalar, highest: float) -> Scalar:
+    def rounded(self, dose: Numbers, highest: float) -> Numbers:
         """Return a dose within the limits, in whole increments."""
         return jnp.round(jnp.clip(dose, 0.0, highest) / self.increment) * self.increment
 
-    def refuses(self, basal: Scalar, bolus: Scalar) -> Bool[Array, "*T"]:
+    def refuses(self, basal: Numbers, bolus: Numbers) -> Bool[Array, "*n"]:
         """Whether a dose is outside of the pump's limits, such as a negative one."""
         return (basal < 0) | (basal > self.highest_basal) | (bolus < 0) | (bolus > self.highest_bolus)

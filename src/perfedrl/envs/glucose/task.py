@@ -237,6 +237,6 @@ class GlucoseDay(Task):
         }
 
 
-def basal_by_weight(weight: Scalar) -> Scalar:
+def basal_by_weight(weight: Any) -> Any:
     """Return the basal rate (U/h) that body weight alone suggests: half of the daily insulin."""
     return DAILY_INSULIN * weight / 48

@@ -133,12 +133,12 @@ class HomeBattery(Task):
         stored = jnp.clip(jnp.where(within > 0, within * one_way, within / one_way), -charge, self.capacity - charge)
         return Flows(jnp.where(stored > 0, stored / one_way, stored * one_way), stored)
 
-    def price(self, hour: Int[Array, "*n"]) -> Energy:
+    def price(self, hour: Int[Array, "*n"] | int) -> Energy:
         """The price of energy from the grid in an hour of an episode."""
         peak = jnp.mod(hour - self.peak_start, DAY) < self.peak_hours
         return jnp.where(peak, self.peak_price, self.base_price)
 
-    def cost(self, hour: Int[Array, "*n"], net: Energy) -> Energy:
+    def cost(self, hour: Int[Array, "*n"] | int, net: Energy) -> Energy:
         """The cost of taking `net` from the grid in an hour; what is fed in earns `feed_in`."""
         return jnp.where(net > 0, net * self.price(hour), net * self.feed_in)
 

@@ -17,7 +17,7 @@ from perfedrl.types import Array
 STARTS = (0.25, 0.75)
 """How full batteries are when a day begins."""
 
-Rule = Callable[[HomeBattery, BatteryState], Int[Array, ""]]
+Rule = Callable[[HomeBattery, BatteryState], Int[Array, "*n"]]
 """A home and its state -> the mode of the next hour."""
 
 
@@ -29,12 +29,12 @@ class RuleSavings(NamedTuple):
     foresight: Float[np.ndarray, " agent"]
 
 
-def self_use(_: HomeBattery, state: BatteryState) -> Int[Array, ""]:
+def self_use(_: HomeBattery, state: BatteryState) -> Int[Array, "*n"]:
     """Store surplus and cover the load at any hour, which needs no knowledge of the tariff."""
     return jnp.full_like(state.hour, SELF_USE)
 
 
-def tariff_rule(task: HomeBattery, state: BatteryState) -> Int[Array, ""]:
+def tariff_rule(task: HomeBattery, state: BatteryState) -> Int[Array, "*n"]:
     """Cover the load in peak hours and save in all others, for an owner who tells the battery the tariff."""
     peak = jnp.mod(state.hour - task.peak_start, DAY) < task.peak_hours
     return jnp.where(peak, SELF_USE, SAVE).astype(state.hour.dtype)
