@@ -13,10 +13,9 @@ FOREIGN = {
     "cli/__init__.py": 1,  # click's exceptions: only those of the parser can format themselves
     "compilation.py": 1,  # the operating system: os.sched_getaffinity is not on macOS
     "gym_environment/recipe.py": 3,  # Gymnasium's environments and the user's factories
-    "federation/agent/local_computation.py": 1,  # a user's evaluation, whose episodes count against an agent's limit
     "federation/engine/workflow.py": 1,  # NVFlare's communicator
 }
-"""Files that look at objects of other packages or of users -> number of such calls."""
+"""Files that look at objects of other packages, and users' factories -> number of such calls."""
 
 
 def probes(path: Path) -> list[int]:

@@ -103,8 +103,8 @@ def enable_cache() -> Path | None:
         except OSError:
             return None  # with a read-only home, run without the cache
         jax.config.update("jax_compilation_cache_dir", str(folder))
-        if MIN_COMPILE_TIME not in os.environ:
-            jax.config.update(MIN_COMPILE_TIME.lower(), 0.1)
+    if MIN_COMPILE_TIME not in os.environ:
+        jax.config.update(MIN_COMPILE_TIME.lower(), 0.1)
     return Path(jax.config.values["jax_compilation_cache_dir"])
 
 

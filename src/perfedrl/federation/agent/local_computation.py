@@ -4,6 +4,7 @@ A task's functions are compiled as the simulator compiles them for a fleet, with
 same bits.
 """
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -78,7 +79,7 @@ class CompiledComputation:
         self.train = CompiledFunction(train, what=self._agent, double=False, copies=training, **self._common)
         self.measure = CompiledFunction(before_and_after, what=evaluation, **measuring, **self._common)
         self.compare = CompiledFunction(compare, what=evaluation, **measuring, **self._common)
-        self.episodes = episodes(evaluation) if evaluation.decisions(tasks) else 0
+        self.episodes = math.ceil(evaluation.decisions(tasks) / (tasks.horizon + 1))
 
     def personalize(self, m: int) -> "CompiledFunction":
         """The function that personalizes with m trajectories."""
@@ -177,7 +178,7 @@ class PythonComputation:
         self.train = PythonFunction(train, self._objective_of, algorithm, self._key)
         self.measure = PythonFunction(before_and_after, evaluation, algorithm, self._key)
         self.compare = PythonFunction(compare, evaluation, algorithm, self._key)
-        self.episodes = episodes(counts)
+        self.episodes = counts.trajectories + 2 * counts.episodes
 
     def _objective_of(self, _: Any) -> PolicyObjective:
         return self._objective
@@ -276,11 +277,6 @@ class CheckedSampler:
             raise UserError(f"the sampler of {self._name!r} returned values that are not finite")
         self.returns.append(np.asarray(batch.reward, float) @ self._discount ** np.arange(shape[1]))
         return batch
-
-
-def episodes(evaluation: Any) -> int:
-    """The number of episodes that an evaluation by sampling takes from one agent."""
-    return evaluation.trajectories + 2 * getattr(evaluation, "episodes", 0)
 
 
 def side_by_side(decisions: int) -> bool:
