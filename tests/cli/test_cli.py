@@ -64,6 +64,27 @@ def test_every_command_has_a_help_text(run, command):
     assert "Usage" in out + err
 
 
+def test_a_command_alone_shows_its_help_and_no_error(run):
+    for command in ((), ("federation",)):
+        code, out, err = run(*command)
+        assert code == 2
+        assert "Usage" in out + err
+        assert "error" not in out + err
+
+
+def test_the_help_text_imports_no_command():
+    """Importing all commands takes seconds; their summaries are read from their sources."""
+    script = "import sys, perfedrl.cli; sys.argv = ['perfedrl', '--help']\n"
+    script += "try: perfedrl.cli.main()\nexcept SystemExit: print([x for x in ('jax', 'scipy') if x in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "[]"
+    whole = typer.main.get_command(application()).commands
+    listed = typer.main.get_command(application("--help")).commands
+    assert list(listed) == list(whole)
+    for name, command in whole.items():
+        assert command.help.partition("\n\n")[0] == listed[name].help.partition("\n\n")[0]
+
+
 def test_the_version_is_shown(run):
     code, out, _ = run("--version")
     assert code == 0

@@ -1,7 +1,9 @@
 """The command line of perfedrl, with one module for each group of commands."""
 
+import ast
 import sys
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -13,13 +15,32 @@ from perfedrl.cli.stop_signal import INTERRUPTED, STOP
 from perfedrl.errors import UserError
 from perfedrl.own_modules import find_modules_in
 
+COMMANDS = {
+    "demo": "studies",
+    "check": "check",
+    "inspect": "runs",
+    "diagnose": "diagnose",
+    "train": "runs",
+    "evaluate": "runs",
+    "personalize": "personalize",
+    "theory": "theory",
+    "estimators": "estimators",
+    "compare": "compare",
+    "reproduce": "studies",
+    "list": "runs",
+    "agent": "agent",
+}
+"""Commands in the order of the help text -> the module that has a function of their name."""
 NETWORK = "federation"
 SERVICES = (NETWORK, "agent")
 """Commands that handle signals and print warnings themselves."""
 
 
-def application(group: str | None = None) -> typer.Typer:
-    """Make the application with all commands, or with the group `federation` only, which does not import JAX."""
+def application(command: str | None = None) -> typer.Typer:
+    """Make the application with all commands; if one is given, others appear in the help text only.
+
+    Most of a command's start is spent on imports: only the module of the given command is imported.
+    """
     app = typer.Typer(
         help="Personalized federated reinforcement learning: agents learn a shared initialization together, and each "
         "agent adapts it to its own task by one or few local policy-gradient steps.\n\n"
@@ -32,26 +53,27 @@ def application(group: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(options)
-    if group != NETWORK:
-        from perfedrl.cli import agent, check, compare, diagnose, estimators, personalize, runs, studies, theory
-
-        app.command()(studies.demo)
-        app.command()(check.check)
-        app.command()(runs.inspect)
-        app.command()(diagnose.diagnose)
-        app.command()(runs.train)
-        app.command()(runs.evaluate)
-        app.command()(personalize.personalize)
-        app.command()(theory.theory)
-        app.command()(estimators.estimators)
-        app.command()(compare.compare)
-        app.command()(studies.reproduce)
-        app.command(name="list")(runs.list_)
-        app.command()(agent.agent)
+    for name, module in COMMANDS.items():
+        function = "list_" if name == "list" else name
+        if command in (name, None):
+            app.command(name)(vars(import_module(f"perfedrl.cli.{module}"))[function])
+        else:
+            app.command(name, help=summary(module, function))(not_imported)
     from perfedrl.cli import federation
 
     app.add_typer(federation.app, name=NETWORK)
     return app
+
+
+def not_imported() -> None:
+    """Stand for a command that was not given."""
+
+
+def summary(module: str, function: str) -> str:
+    """The first paragraph of a command's docstring, read from its source, since importing it takes seconds."""
+    source = ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
+    functions = {node.name: node for node in source.body if isinstance(node, ast.FunctionDef)}
+    return (ast.get_docstring(functions[function]) or "").partition("\n\n")[0]
 
 
 def print_version(asked: bool) -> bool:
@@ -73,11 +95,11 @@ def options(
 def main() -> None:
     """Run a command; a user's mistake is reported in one sentence, with exit code 2."""
     find_modules_in(Path.cwd())
-    command = sys.argv[1:2]
+    command = "".join(sys.argv[1:2])
     try:
-        with nullcontext() if command and command[0] in SERVICES else handled():
+        with nullcontext() if command in SERVICES else handled():
             # Typer returns the code of an Exit, and 130 after a KeyboardInterrupt.
-            code = application(*command)(standalone_mode=False)
+            code = application(command)(standalone_mode=False)
         if code == INTERRUPTED:
             raise KeyboardInterrupt
         sys.exit(code)
@@ -89,7 +111,8 @@ def main() -> None:
         said = in_one_sentence(error)
         if said is None:
             raise
-        print_message(f"error: {said}", "red")
+        if said:  # without a command the help text was printed already
+            print_message(f"error: {said}", "red")
         sys.exit(2)
 
 
