@@ -6,10 +6,13 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import jax
+import numpy as np
 import psutil
 
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.store import load_run
+from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine import supervisor
 from perfedrl.federation.engine.fleet_folder import Kit
@@ -45,6 +48,21 @@ def running_fleet(folder, agents=3, agent=AGENT, joining=None):
     (folder / "agent.toml").write_text(agent)
     with local_fleet(folder / "fleet", agents, folder / "agent.toml", joining) as fleet:
         yield fleet
+
+
+def same_bits(networked, wanted, folder):
+    """Check that a networked run has the bits of the simulated one."""
+    simulated = simulate(wanted, folder)
+    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
+    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
+    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
+
+
+def rounds_in(events):
+    """The rounds that were counted, in the order of a log."""
+    return [event["round"] for event in events if event["event"] == "round"]
 
 
 def train(fleet, wanted, *, wait=60.0, watch=lambda _: None, **terms):

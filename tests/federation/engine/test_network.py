@@ -1,11 +1,9 @@
 """Real fleets over TLS: the simulator's bits, through crashes of every process."""
 
-import jax
 import numpy as np
 import pytest
 import real_fleet
 
-from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.answer_store import AnswerStore
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine.fleet_folder import Kit
@@ -26,25 +24,12 @@ def fleet(tmp_path_factory):
         yield fleet
 
 
-def same_bits(networked, wanted, folder):
-    simulated = simulate(wanted, folder)
-    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
-    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
-    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
-
-
-def rounds_in(events):
-    return [event["round"] for event in events if event["event"] == "round"]
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_networked_run_has_the_simulators_bits(fleet, name, tmp_path):
     wanted = real_fleet.config(name, 5, ALGORITHMS[name])
     run, events = real_fleet.train(fleet, wanted)
-    assert rounds_in(events) == list(range(5))
-    same_bits(run, wanted, tmp_path)
+    assert real_fleet.rounds_in(events) == list(range(5))
+    real_fleet.same_bits(run, wanted, tmp_path)
 
 
 def test_an_agents_bridge_does_not_load_jax(fleet):
@@ -97,9 +82,9 @@ def test_a_killed_bridge_is_restarted(fleet, words, tmp_path):
     training.until(5)
     assert real_fleet.kill("nvflare.private", fleet.kit("agent-2"), *words)
     run, events = training.result()
-    assert rounds_in(events) == list(range(25))
+    assert real_fleet.rounds_in(events) == list(range(25))
     assert sum(event["event"] == "submitted" for event in events) == 2
-    same_bits(run, wanted, tmp_path)  # every agent took part in every round
+    real_fleet.same_bits(run, wanted, tmp_path)  # every agent took part in every round
 
 
 def test_a_server_killed_ten_times_counts_every_round_once(fleet, tmp_path):
@@ -111,11 +96,11 @@ def test_a_server_killed_ten_times_counts_every_round_once(fleet, tmp_path):
             training.until_a_round_ends()
         assert real_fleet.kill_server(fleet) >= 2
     run, events = training.result()
-    counted = rounds_in(events)  # a kill between a checkpoint and its log line loses the line
+    counted = real_fleet.rounds_in(events)  # a kill between a checkpoint and its log line loses the line
     assert len(set(counted)) == len(counted) >= 50
     assert set(counted) <= set(range(60))
     assert sum(event["event"] == "submitted" for event in events) >= 11
-    same_bits(run, wanted, tmp_path)
+    real_fleet.same_bits(run, wanted, tmp_path)
 
 
 def test_the_demonstration_reports_the_killed_agent(run):

@@ -16,6 +16,8 @@ from perfedrl.errors import UserError
 
 ABOUT, OPERATOR = "fleet.json", "operator@perfedrl.fleet"
 FORMAT = 1
+STORAGE = "storage"
+"""The folder of NVFlare's jobs in the server's kit, and the variable of its settings that stands for its path."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,20 @@ class FleetFolder:
 
     def control(self, run: str) -> Path:
         """The folder of a run under way."""
-        return self.folder / "control" / run
+        return control_folder(self.server, run)
+
+    def write_storage(self) -> None:
+        """Tell NVFlare where its storage is now; it takes absolute paths only, and the folder may have been moved."""
+        settings, place = self.server / "local", str(self.server / STORAGE)
+        text = (settings / "resources.json").read_text(encoding="utf-8")
+        if f"{{{STORAGE}}}/" not in text and f"{place}/" not in text:
+            raise UserError(f"{self.folder} was made by an earlier version of perfedrl and moved since; move it back")
+        (settings / f"{STORAGE}__resources.json").write_text(json.dumps({STORAGE: place}) + "\n", encoding="utf-8")
+
+
+def control_folder(server: Path, run: str) -> Path:
+    """The folder of a run under way, from the folder of the server's kit, which is all that NVFlare knows."""
+    return server.parent / "control" / run
 
 
 class Kit:

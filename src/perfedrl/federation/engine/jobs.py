@@ -10,9 +10,9 @@ REQUEST_INTERVAL = 0.02
 """Seconds between two requests of an agent's bridge for a task; NVFlare's default of 2 is made for long rounds."""
 
 
-def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str], seconds: float) -> Path:
-    """Write the job of one generation of a run; `seconds` is an agent's time limit for one task."""
-    workflow = {"id": "rounds", "path": WORKFLOW, "args": {"control": str(control), "generation": generation}}
+def write_job(folder: Path, run: str, generation: int, agents: Sequence[str], seconds: float) -> Path:
+    """Write the job of one generation of a run; `run` is its folder's name, `seconds` an agent's limit for one task."""
+    workflow = {"id": "rounds", "path": WORKFLOW, "args": {"control": run, "generation": generation}}
     server = {
         "format_version": 2,
         "server": {"task_request_interval": REQUEST_INTERVAL},
@@ -30,7 +30,7 @@ def write_job(folder: Path, control: Path, generation: int, agents: Sequence[str
     }
     # One agent is enough for NVFlare: the run's own terms say how many a round needs.
     meta = {
-        "name": f"{control.name}-{generation}",
+        "name": f"{run}-{generation}",
         "resource_spec": {},
         "min_clients": 1,
         "mandatory_clients": [],

@@ -23,15 +23,21 @@ def free_port() -> int:
 def local_fleet(
     folder: Path, agents: int, agent_config: Path, joining: Sequence[str] | None = None
 ) -> Iterator[FleetFolder]:
-    """Run a new fleet on this machine, each member in processes of its own; if given, only agents in `joining` join."""
+    """Run a new fleet on this machine; if given, only agents in `joining` join."""
     init(folder, agents, port=free_port())
-    fleet = FleetFolder(folder)
+    with started(FleetFolder(folder), agent_config, joining) as fleet:
+        yield fleet
+
+
+@contextmanager
+def started(fleet: FleetFolder, agent_config: Path, joining: Sequence[str] | None = None) -> Iterator[FleetFolder]:
+    """Run a fleet on this machine, each member in processes of its own; if given, only agents in `joining` join."""
     with ExitStack() as running:
         for name, arguments in {
-            "server": ["server", str(folder)],
+            "server": ["server", str(fleet.folder)],
             **{name: join_arguments(fleet, name, agent_config) for name in joining or fleet.info.agents},
         }.items():
-            running.enter_context(federation_command(arguments, folder / f"{name}.out"))
+            running.enter_context(federation_command(arguments, fleet.folder / f"{name}.out"))
         yield fleet
 
 

@@ -23,7 +23,7 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, FleetInfo
+from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, STORAGE, FleetInfo
 from perfedrl.federation.frames import LIMIT
 
 ORGANIZATION, SIGNATURES = "perfedrl", "signature.json"
@@ -51,7 +51,7 @@ def init(folder: str | Path, agents: int, host: str = "localhost", port: int = 8
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        info = _make(draft, folder, agents, host, port)
+        info = _make(draft, agents, host, port)
         if folder.exists():
             folder.rmdir()
         os.replace(draft, folder)
@@ -72,8 +72,8 @@ def check(folder: Path, agents: int, host: str, port: int) -> None:
         raise UserError(f"expected the server's host name as the agents' machines know it, got {host!r}")
 
 
-def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> FleetInfo:
-    """Create everything in a draft folder, which becomes `folder` later."""
+def _make(draft: Path, agents: int, host: str, port: int) -> FleetInfo:
+    """Create everything in a draft folder, which is renamed later: no file in it holds its path."""
     names = tuple(f"agent-{i}" for i in range(agents))
     fleet = f"fleet-{secrets.token_hex(4)}"
     made, key = _provision(draft / "authority", fleet, names, host, port)
@@ -90,7 +90,7 @@ def _make(draft: Path, folder: Path, agents: int, host: str, port: int) -> Fleet
         FleetInfo(**common, valid_until=until, agent=name, number=number).save(kit / "startup" / ABOUT)
         _client_resources(kit)
         _sign(kit, key)
-    _server_resources(draft / "server", folder / "server", agents)
+    _server_resources(draft / "server", agents)
     _sign(draft / "server", key)
     info = FleetInfo(**common, valid_until=valid_until(draft / "server" / "startup" / "server.crt"), agents=names)
     info.save(draft / ABOUT)
@@ -123,9 +123,9 @@ def _client_resources(kit: Path) -> None:
     _write_local(kit, resources, _comm())
 
 
-def _server_resources(kit: Path, final: Path, agents: int) -> None:
-    """Restrict the server to perfedrl's workflow, and let it store jobs in its own folder."""
-    text = json.dumps(_defaults(kit)).replace("/tmp/nvflare", str(final / "storage"))
+def _server_resources(kit: Path, agents: int) -> None:
+    """Restrict the server to perfedrl's workflow, and let it store jobs where `write_storage` says."""
+    text = json.dumps(_defaults(kit)).replace("/tmp/nvflare", f"{{{STORAGE}}}")
     resources = json.loads(text)
     resources["class_allow_list"] = [WORKFLOW]
     resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]

@@ -15,6 +15,7 @@ from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import (
     check_clock,
     check_kit,
+    check_path,
     check_port,
     check_server,
     client_process,
@@ -33,8 +34,10 @@ Tell = Callable[[str], None]
 def serve(fleet: FleetFolder, tell: Tell) -> None:
     """Run the fleet's server until a signal or `stop`."""
     with exclusive_service(fleet.server):
+        check_path(fleet.folder)
         check_clock(fleet.server / "startup" / "server.crt")
         check_port(fleet.info.host, fleet.info.port)
+        fleet.write_storage()
         process = server_process(fleet).start()
         tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
         stand_by([process], tell)
@@ -43,6 +46,7 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
 def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:
     """Run an agent, its daemon and the bridge to the kit's server, until a signal or `stop`."""
     with exclusive_service(kit.folder):
+        check_path(kit.folder)
         check_kit(kit.folder, kit.authority, kit.certificate)
         reachable = check_server(kit)
         daemon = daemon_process(kit, agent_config, env).start()

@@ -1,6 +1,7 @@
 """The supervisor of a networked run: submits jobs to NVFlare until the run is finished, through crashes."""
 
 import math
+import os
 import secrets
 import shutil
 import time
@@ -94,9 +95,8 @@ def prepare(
     terms = Terms(**{**vars(terms), "min_agents": least})
     since = run_folder.generation() + 1
     places = tuple(str(folder) for folder in folders or (Path.cwd(),))
-    run_folder.write_spec(
-        RunSpec(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since, newcomers, places)
-    )
+    runs = os.path.relpath(fleet.runs, run_folder.path)
+    run_folder.write_spec(RunSpec(run, config.to_toml(), names, terms, runs, tuple(release), since, newcomers, places))
     return run_folder
 
 
@@ -205,7 +205,7 @@ class Supervisor:
         self._abort_unfinished(operator)
         generation = self.run_folder.next_generation()
         folder = write_job(
-            self.run_folder.path / "job", self.run_folder.path, generation, agents, self.spec.terms.deadline
+            self.run_folder.path / "job", self.run_folder.path.name, generation, agents, self.spec.terms.deadline
         )
         job = operator.submit(folder)
         self.jobs += 1

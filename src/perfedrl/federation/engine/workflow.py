@@ -14,6 +14,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.bridge import FRAME, REASON
+from perfedrl.federation.engine.fleet_folder import control_folder
 from perfedrl.federation.server.answers import Answers
 from perfedrl.federation.server.coordinator import Coordinator
 from perfedrl.federation.server.presenter import show_failure
@@ -28,7 +29,7 @@ _PRIVATE = "_task_check_period"
 
 
 class Rounds(ModelController):
-    """Trains a run from its last checkpoint on; `control` is the run's folder on this machine."""
+    """Trains a run from its last checkpoint on; `control` is the name of its folder in the fleet's `control`."""
 
     def __init__(self, control: str, generation: int):
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=CHECK_PERIOD)
@@ -41,7 +42,7 @@ class Rounds(ModelController):
 
     def run(self) -> None:
         """Train; called by NVFlare. An error is shown in the run's folder and ends the job."""
-        folder = Path(self.control)
+        folder = control_folder(Path(self.engine.get_workspace().get_root_dir()), self.control)
         try:
             Coordinator(folder, self.generation).run(self.ask)
         except StaleJob as error:

@@ -142,6 +142,11 @@ class OpenRun:
         """The run as observers see it, without the states of the agents, which stay on their machines."""
         return RunState(self.state.round, None, self.state.history, self.config.name, self.config.rounds)
 
+    @property
+    def runs(self) -> Path:
+        """The folder of finished runs."""
+        return (self.folder.path / self.spec.runs).resolve()
+
     def _save(self) -> None:
         """Write a checkpoint."""
         self.seconds = time.monotonic() - self._began
@@ -159,7 +164,7 @@ class OpenRun:
         message = jax.tree.map(lambda x: x[None], self.state.server.message)
         assert self.state.history is not None
         with self.folder.writing(self.generation):
-            save_run(Path(self.spec.runs), self.config, self.state.history, None, message, about)
+            save_run(self.runs, self.config, self.state.history, None, message, about)
         self.presenter.log("finished", {"round": self.state.round})
         self._end()
 
@@ -171,7 +176,6 @@ class OpenRun:
 
     def _saved(self) -> bool:
         """Whether an earlier job saved the finished run but died before it could report that."""
-        runs = Path(self.spec.runs)
-        if not has_run(runs, self.config):
+        if not has_run(self.runs, self.config):
             return False
-        return read_provenance(runs / self.config.folder).get("federation", {}).get("run") == self.spec.run
+        return read_provenance(self.runs / self.config.folder).get("federation", {}).get("run") == self.spec.run

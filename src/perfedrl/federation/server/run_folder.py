@@ -91,7 +91,7 @@ class RunSpec:
     agents: tuple[str, ...]
     terms: Terms
     runs: str
-    """The folder in which the finished run is saved."""
+    """The folder in which the finished run is saved, relative to the folder of the run under way."""
     released: tuple[str, ...] = ()
     """Agents that leave quarantine when the job of generation `since` starts."""
     since: int = 0

@@ -1,0 +1,95 @@
+"""Folders of fleets that are moved to another place."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import real_fleet
+
+from perfedrl.errors import UserError
+from perfedrl.federation.engine import processes, provision, service, supervisor, workflow
+from perfedrl.federation.engine.fleet_folder import FleetFolder
+from perfedrl.federation.engine.local_fleet import started
+from perfedrl.federation.server.run_folder import Terms
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    provision.init(tmp_path / "here", 3, port=8765)
+    return FleetFolder(tmp_path / "here")
+
+
+def move(fleet, place):
+    shutil.move(fleet.folder, place)
+    return FleetFolder(place)
+
+
+def storage(fleet):
+    return json.loads((fleet.server / "local" / "storage__resources.json").read_text())["storage"]
+
+
+def test_a_moved_server_stores_its_jobs_in_its_new_place(fleet, tmp_path):
+    fleet.write_storage()
+    assert storage(fleet) == str(tmp_path / "here" / "server" / "storage")
+    fleet = move(fleet, tmp_path / "there")
+    fleet.write_storage()
+    assert storage(fleet) == str(tmp_path / "there" / "server" / "storage")
+
+
+def test_a_run_under_way_is_found_in_the_moved_folder(fleet, tmp_path, monkeypatch):
+    """The job names the run only, and the finished run is saved beside it."""
+    prepared = supervisor.prepare(fleet, real_fleet.config(), Terms(3))
+    moved = move(fleet, tmp_path / "there")
+    asked = []
+    monkeypatch.setattr(workflow, "Coordinator", lambda *args: SimpleNamespace(run=lambda _: asked.append(args)))
+    controller = workflow.Rounds(prepared.path.name, 1)
+    root = SimpleNamespace(get_root_dir=lambda: str(moved.server))
+    controller.engine = SimpleNamespace(get_workspace=lambda: root)
+    controller.run()
+    assert asked == [(moved.control(prepared.path.name), 1)]
+    spec = type(prepared)(asked[0][0]).spec()
+    assert (asked[0][0] / spec.runs).resolve() == moved.runs
+
+
+def test_a_fleet_of_an_earlier_version_works_until_it_is_moved(fleet, tmp_path):
+    settings = fleet.server / "local" / "resources.json"
+    settings.write_text(settings.read_text().replace("{storage}", str(fleet.server / "storage")))
+    fleet.write_storage()
+    with pytest.raises(UserError, match="made by an earlier version of perfedrl and moved since; move it back"):
+        move(fleet, tmp_path / "there").write_storage()
+
+
+@pytest.mark.parametrize("name", ["my fleet", "it's", "a#b", "a\\b"])
+def test_a_path_that_nvflare_cannot_handle_is_an_error(fleet, tmp_path, name):
+    processes.check_path(fleet.folder)
+    moved = move(fleet, tmp_path / name)
+    with pytest.raises(UserError, match=r"which has .* in its path; rename it"):
+        service.serve(moved, print)
+
+
+@pytest.mark.network
+def test_a_moved_fleet_keeps_its_runs_and_continues_the_one_under_way(tmp_path):
+    first, second, rounds = real_fleet.config("first", 2), real_fleet.slow(20), 20
+
+    def stop_in_the_middle(view):
+        if view.progress.get("round", 0) >= 3:
+            raise KeyboardInterrupt
+
+    with real_fleet.running_fleet(tmp_path / "here") as fleet:
+        real_fleet.train(fleet, first)
+        with pytest.raises(KeyboardInterrupt):
+            real_fleet.train(fleet, second, watch=stop_in_the_middle)
+        done = fleet.control(supervisor.networked(second).folder)
+    before = supervisor.RunFolder(done).rounds_done()
+    assert 3 <= before < rounds
+    fleet = move(fleet, tmp_path / "there")
+    with started(fleet, tmp_path / "here" / "agent.toml"):
+        assert supervisor.finished(fleet, first) == fleet.runs / supervisor.networked(first).folder
+        run, events = real_fleet.train(fleet, second)
+    assert real_fleet.rounds_in(events) == list(range(rounds))
+    real_fleet.same_bits(run, second, tmp_path / "simulated")
+    assert not (tmp_path / "here" / "fleet").exists()
+    assert sorted(path.name for path in fleet.runs.iterdir()) == sorted(
+        supervisor.networked(config).folder for config in (first, second)
+    )
