@@ -56,7 +56,10 @@ def test_list_names_every_registered_part(run, kind):
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]],
+    [
+        *([], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]),
+        ["federation", "renew"],
+    ],
 )
 def test_every_command_has_a_help_text(run, command):
     code, out, err = run(*command, "--help")
@@ -209,6 +212,7 @@ MISTAKES = [
     (["reproduce", "e9"], "unknown study 'e9'"),
     (["reproduce", "e1", "--seeds", "0"], "--seeds"),
     (["list", "planets"], "planets"),
+    (["federation", "renew", "."], "is no fleet; create one with `perfedrl federation init`"),
     (["trian", "x"], "trian"),
     (["train", BASE, "--no-such-flag"], "--no-such-flag"),
 ]

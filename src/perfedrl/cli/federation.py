@@ -1,4 +1,4 @@
-"""The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo."""
+"""The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo; renew is imported."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from perfedrl.cli import certificates
 from perfedrl.cli.console import err, exit_stopped, handled, out, print_message, same_command
+from perfedrl.cli.fleet_argument import FleetArgument, require_nvflare
 from perfedrl.cli.stop_signal import STOP
 from perfedrl.errors import UserError
 from perfedrl.pace import SECONDS_BETWEEN_LINES
@@ -22,17 +24,6 @@ app = typer.Typer(
 )
 WORDS = {"in": "answered", "waiting": "at work"}
 """States of agents in other words than in the status file."""
-FleetArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, created by `init`.")]
-
-
-def require_nvflare() -> None:
-    """Raise an error if NVFlare is not installed."""
-    try:
-        import nvflare  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            'this command needs NVFlare, which is not installed: pip install "perfedrl[federation]"'
-        ) from error
 
 
 @app.command()
@@ -51,12 +42,14 @@ def init(
     """
     require_nvflare()
     from perfedrl.federation.engine import provision
+    from perfedrl.federation.engine.authority import valid_until
 
     info = provision.init(folder, agents, host, port)
+    until = valid_until(folder / "server" / "startup" / "server.crt")
     out.print(
         f"created {info.fleet} in {folder} for {host}:{port}\n"
         f"the kits of {len(info.agents)} agents are in {folder / 'kits'}; all certificates are valid until "
-        f"{info.valid_until[:10]}\n"
+        f"{until:%Y-%m-%d}\n"
         f"next: perfedrl federation server {folder}",
         highlight=False,
         soft_wrap=True,
@@ -293,12 +286,17 @@ def status(folder: FleetArgument) -> None:
     require_nvflare()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.admin_session import Operator, ServerUnreachable
+    from perfedrl.federation.engine.authority import is_soon
     from perfedrl.federation.engine.fleet_folder import FleetFolder
+    from perfedrl.federation.engine.renewal import ends
     from perfedrl.federation.engine.supervisor import View
     from perfedrl.federation.server.run_folder import RunFolder
 
     fleet = FleetFolder(folder)
-    lines = [f"{fleet.info.fleet}: {fleet.info.host}:{fleet.info.port}, valid until {fleet.info.valid_until[:10]}"]
+    until = ends(fleet)
+    lines = [f"{fleet.info.fleet}: {fleet.info.host}:{fleet.info.port}, valid until {min(until.values()):%Y-%m-%d}"]
+    if ending := ", ".join(name for name, end in until.items() if is_soon(end)):
+        lines.append(f"warning: certificates end within 30 days ({ending}): perfedrl federation renew {folder}")
     pid = service.holder(fleet.server)
     lines.append(f"server: {'not running' if pid is None else f'running (process {pid})'}")
     try:
@@ -339,19 +337,21 @@ def revoke(
 ) -> None:
     """Revoke an agent's kit, so that it cannot connect any more. The server must be running."""
     require_nvflare()
-    from perfedrl.errors import nearest
     from perfedrl.federation.engine.admin_session import Operator
     from perfedrl.federation.engine.fleet_folder import FleetFolder
+    from perfedrl.federation.engine.renewal import check_agent
 
     fleet = FleetFolder(folder)
-    if agent not in fleet.info.agents:
-        raise UserError(f"the fleet has no agent {agent!r}{nearest(agent, fleet.info.agents)}")
+    check_agent(fleet, agent)
     operator = Operator(fleet, timeout=5.0)
     try:
         (operator.reinstate if undo else operator.revoke)(agent)
     finally:
         operator.close()
     out.print(f"{agent} is {'admitted again' if undo else 'revoked'}", highlight=False)
+
+
+app.command()(certificates.renew)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfedrl.errors import UserError
 
-ABOUT, OPERATOR = "fleet.json", "operator@perfedrl.fleet"
+ABOUT, OPERATOR, OPERATOR_ROLE = "fleet.json", "operator@perfedrl.fleet", "project_admin"
 FORMAT = 1
 STORAGE = "storage"
 """The folder of NVFlare's jobs in the server's kit, and the variable of its settings that stands for its path."""
@@ -28,7 +28,6 @@ class FleetInfo:
     host: str
     port: int
     created: str
-    valid_until: str
     agents: tuple[str, ...] = ()
     agent: str = ""
     number: int = -1
@@ -43,6 +42,7 @@ class FleetInfo:
         """Read it; `what` names the folder's expected kind in errors."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content.pop("valid_until", None)  # of earlier versions; certificates say it
             info = FleetInfo(**{**content, "agents": tuple(content.get("agents", ()))})
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"{path.parent} is no {what}; create one with `perfedrl federation init`") from error

@@ -11,13 +11,10 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography import x509
-from nvflare.lighter.utils import verify_folder_signature
-
 from perfedrl.errors import UserError
+from perfedrl.federation.engine.authority import ORGANIZATION, read_certificate
 from perfedrl.federation.engine.bridge import SOCKET
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
-from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
 from perfedrl.federation.restarting_process import RestartingProcess
 
 CONNECT_TIMEOUT = 5.0
@@ -73,19 +70,9 @@ def check_port(host: str, port: int) -> None:
             raise UserError(f"port {port} cannot be listened on: {error.strerror}") from error
 
 
-def check_kit(folder: Path, authority: Path, certificate: Path) -> None:
-    """Check a kit's signatures and the validity period of its certificate."""
-    for part in ("startup", "local"):
-        if not verify_folder_signature(str(folder / part), str(authority), True, SIGNATURES):
-            raise UserError(
-                f"{folder / part} does not match its signature: get the kit again from the fleet's operator"
-            )
-    check_clock(certificate)
-
-
 def check_clock(certificate: Path) -> None:
     """Check that a certificate is valid now, by this machine's clock."""
-    cert, now = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.now(UTC)
+    cert, now = read_certificate(certificate), datetime.now(UTC)
     if now < cert.not_valid_before_utc:
         raise UserError(
             f"this machine's clock says {now:%Y-%m-%d %H:%M:%S} UTC, which is before the certificate was made "
@@ -93,7 +80,8 @@ def check_clock(certificate: Path) -> None:
         )
     if now > cert.not_valid_after_utc:
         raise UserError(
-            f"the certificate {certificate.name} expired on {cert.not_valid_after_utc:%Y-%m-%d}: ask for a new kit"
+            f"the certificate {certificate.name} expired on {cert.not_valid_after_utc:%Y-%m-%d}: "
+            "`perfedrl federation renew` makes a new one on the server's machine"
         )
 
 
@@ -124,7 +112,7 @@ def check_server(kit: Kit) -> bool:
 def _reason(error: ssl.SSLCertVerificationError, host: str) -> str:
     """Explain why the server's certificate was rejected."""
     known = {
-        10: "the server's certificate has expired: make a new fleet, or renew its certificates",
+        10: "the server's certificate has expired: `perfedrl federation renew` makes a new one on its machine",
         9: "the server's certificate is not valid yet by this machine's clock: set the clock",
         62: f"the server's certificate is not for the host name {host!r}",
         64: f"the server's certificate is not for the address {host!r}",

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
 from nvflare.lighter.constants import CtxKey
 from nvflare.lighter.entity import Project
 from nvflare.lighter.impl.cert import CertBuilder
@@ -23,10 +22,11 @@ from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, STORAGE, FleetInfo
+from perfedrl.federation.engine.authority import ORGANIZATION, keep_root_only
+from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, OPERATOR_ROLE, STORAGE, FleetInfo
+from perfedrl.federation.engine.kit_checks import SIGNATURES, sign_kit
 from perfedrl.federation.frames import LIMIT
 
-ORGANIZATION, SIGNATURES = "perfedrl", "signature.json"
 AUTHORITY_DAYS = 3650
 BRIDGE, WORKFLOW = "perfedrl.federation.engine.bridge.AgentBridge", "perfedrl.federation.engine.workflow.Rounds"
 RIGHTS = {
@@ -86,13 +86,13 @@ def _make(draft: Path, agents: int, host: str, port: int) -> FleetInfo:
     common: dict[str, Any] = {"fleet": fleet, "host": host, "port": port, "created": created}
     for number, name in enumerate(names):
         kit = draft / "kits" / name
-        until = valid_until(kit / "startup" / "client.crt")
-        FleetInfo(**common, valid_until=until, agent=name, number=number).save(kit / "startup" / ABOUT)
+        FleetInfo(**common, agent=name, number=number).save(kit / "startup" / ABOUT)
         _client_resources(kit)
-        _sign(kit, key)
+        sign_kit(kit, key)
     _server_resources(draft / "server", agents)
-    _sign(draft / "server", key)
-    info = FleetInfo(**common, valid_until=valid_until(draft / "server" / "startup" / "server.crt"), agents=names)
+    for part in ("startup", "local"):
+        sign_folders(str(draft / "server" / part), key, signature_file=SIGNATURES)
+    info = FleetInfo(**common, agents=names)
     info.save(draft / ABOUT)
     for path in (draft, draft / "authority", draft / "operator", draft / "server", draft / "kits"):
         path.chmod(0o700)
@@ -105,13 +105,14 @@ def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, p
     project.set_server(host, ORGANIZATION, {"fed_learn_port": port, "admin_port": port})
     for name in names:
         project.add_client(name, ORGANIZATION, {})
-    project.add_admin(OPERATOR, ORGANIZATION, {"role": "project_admin"})
+    project.add_admin(OPERATOR, ORGANIZATION, {"role": OPERATOR_ROLE})
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
     log = _ProvisionerLog()
     with contextlib.redirect_stderr(io.StringIO()):  # the provisioner prints a traceback beside its error
         made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(project, logger=log)
     if made.get(CtxKey.BUILD_ERROR):
         raise UserError(f"NVFlare could not create the kits: {' '.join(log.errors)}")
+    keep_root_only(workspace)
     return Path(made[CtxKey.CURRENT_PROD_DIR]), made[CtxKey.ROOT_PRI_KEY]
 
 
@@ -145,23 +146,12 @@ def _defaults(kit: Path) -> dict[str, Any]:
 
 def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> None:
     """Write a machine's settings and remove unused files."""
-    rights = {"format_version": "1.0", "permissions": {"project_admin": RIGHTS}}
+    rights = {"format_version": "1.0", "permissions": {OPERATOR_ROLE: RIGHTS}}
     contents = {"resources.json": resources, "comm_config.json": comm, "authorization.json": rights}
     for name, content in contents.items():
         (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in UNUSED:
         (kit / name).unlink()
-
-
-def _sign(kit: Path, key: Any) -> None:
-    """Sign all files of a kit."""
-    for part in ("startup", "local"):
-        sign_folders(str(kit / part), key, signature_file=SIGNATURES)
-
-
-def valid_until(certificate: Path) -> str:
-    """The end of a certificate's validity, in ISO format."""
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.isoformat()
 
 
 class _ProvisionerLog:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from perfedrl.errors import UserError
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, call, line_of
+from perfedrl.federation.engine.authority import is_soon, valid_until
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
+from perfedrl.federation.engine.kit_checks import check_kit
 from perfedrl.federation.engine.processes import (
     check_clock,
-    check_kit,
     check_path,
     check_port,
     check_server,
@@ -38,6 +39,7 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
         check_clock(fleet.server / "startup" / "server.crt")
         check_port(fleet.info.host, fleet.info.port)
         fleet.write_storage()
+        warn_of_end(fleet.server / "startup" / "server.crt", tell)
         process = server_process(fleet).start()
         tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
         stand_by([process], tell)
@@ -47,7 +49,9 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
     """Run an agent, its daemon and the bridge to the kit's server, until a signal or `stop`."""
     with exclusive_service(kit.folder):
         check_path(kit.folder)
-        check_kit(kit.folder, kit.authority, kit.certificate)
+        check_kit(kit)
+        check_clock(kit.certificate)
+        warn_of_end(kit.certificate, tell)
         reachable = check_server(kit)
         daemon = daemon_process(kit, agent_config, env).start()
         try:
@@ -62,6 +66,16 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         bridge = client_process(kit).start()
         tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
         stand_by([bridge, daemon], tell, new_lines=lambda: lines_of(daemon, kit.info.number))
+
+
+def warn_of_end(certificate: Path, tell: Tell) -> None:
+    """Say that a certificate is to be renewed."""
+    end = valid_until(certificate)
+    if is_soon(end):
+        tell(
+            f"warning: the certificate {certificate.name} ends on {end:%Y-%m-%d}; "
+            "`perfedrl federation renew` makes a new one on the server's machine"
+        )
 
 
 def wait_for(daemon: RestartingProcess, socket: Path, name: str) -> None:
