@@ -58,7 +58,7 @@ def test_list_names_every_registered_part(run, kind):
     "command",
     [
         *([], ["demo"], ["check"], ["diagnose"], ["train"], ["personalize"], ["evaluate"], ["reproduce"], ["list"]),
-        ["federation", "renew"],
+        *(["federation", "renew"], ["federation", "request"], ["federation", "sign"]),
     ],
 )
 def test_every_command_has_a_help_text(run, command):
@@ -213,6 +213,8 @@ MISTAKES = [
     (["reproduce", "e1", "--seeds", "0"], "--seeds"),
     (["list", "planets"], "planets"),
     (["federation", "renew", "."], "is no fleet; create one with `perfedrl federation init`"),
+    (["federation", "request", "."], "is no agent's start-up kit; create one with `perfedrl federation init`"),
+    (["federation", "sign", ".", "agent-0", "a.csr"], "is no fleet; create one with `perfedrl federation init`"),
     (["trian", "x"], "trian"),
     (["train", BASE, "--no-such-flag"], "--no-such-flag"),
 ]

@@ -1,4 +1,4 @@
-"""The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo; renew is imported."""
+"""The commands `perfedrl federation ...`: init, server, join, train, status, stop, revoke, demo."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,11 +32,17 @@ def init(
     agents: Annotated[int, typer.Option(help="The number of agents.")],
     host: Annotated[str, typer.Option(help="The server's host name, as the agents' machines know it.")] = "localhost",
     port: Annotated[int, typer.Option(help="The port that the server listens on.")] = 8002,
+    keys_on_agents: Annotated[
+        bool,
+        typer.Option(
+            "--keys-on-agents", help="Let each agent's machine make its private key: see `federation request`."
+        ),
+    ] = False,
 ) -> None:
     """Create a fleet: certificates, the server's kit, and one start-up kit for each agent.
 
     Copy each folder DIR/kits/agent-N to its agent's machine over a secure channel: it contains that agent's private
-    key.
+    key, unless you say `--keys-on-agents`.
 
     Example: perfedrl federation init fleet --agents 3 --host fleet.example.org
     """
@@ -44,11 +50,12 @@ def init(
     from perfedrl.federation.engine import provision
     from perfedrl.federation.engine.authority import valid_until
 
-    info = provision.init(folder, agents, host, port)
+    info = provision.init(folder, agents, host, port, keys_on_agents)
     until = valid_until(folder / "server" / "startup" / "server.crt")
+    keys = ", without keys: on each agent's machine use `perfedrl federation request`" if keys_on_agents else ""
     out.print(
         f"created {info.fleet} in {folder} for {host}:{port}\n"
-        f"the kits of {len(info.agents)} agents are in {folder / 'kits'}; all certificates are valid until "
+        f"the kits of {len(info.agents)} agents are in {folder / 'kits'}{keys}; all certificates are valid until "
         f"{until:%Y-%m-%d}\n"
         f"next: perfedrl federation server {folder}",
         highlight=False,
@@ -352,6 +359,8 @@ def revoke(
 
 
 app.command()(certificates.renew)
+app.command()(certificates.request)
+app.command()(certificates.sign)
 
 
 @app.command()

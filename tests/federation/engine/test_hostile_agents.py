@@ -20,6 +20,7 @@ from perfedrl.federation.engine.admin_session import Operator
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
+from perfedrl.federation.engine.renewal import revoked
 from perfedrl.federation.restarting_process import RestartingProcess
 from perfedrl.simulation.simulator import Simulation
 
@@ -155,6 +156,7 @@ def test_a_revoked_kit_cannot_connect(fleet, run, tmp_path):
     code, _, said = run("federation", "revoke", fleet.folder, "agent-1")
     assert code == 0, said
     wait_until(lambda: "agent-1" not in connected(fleet))
+    assert revoked(fleet) == {"agent-1"}
     real_fleet.kill("nvflare.private", fleet.kit("agent-1"), "client_train")
     wait_until(lambda: "Reject disabled client registration: agent-1" in server_log(fleet))
     assert "agent-1" not in connected(fleet)

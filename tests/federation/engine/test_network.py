@@ -15,6 +15,7 @@ ALGORITHMS = {
     "exact": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3},
     "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order"},
     "fedavg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3},
+    "clustered": {"name": "clustered", "clusters": 2, "alpha": 0.5, "beta": 0.3},
 }
 
 

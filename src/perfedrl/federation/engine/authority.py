@@ -73,7 +73,7 @@ def read_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError as error:
         raise UserError(f"there is no certificate {path}") from error
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise UserError(f"{path} is not a certificate in PEM") from error
 
 

@@ -118,6 +118,11 @@ class Kit:
         return self.folder / "startup" / "rootCA.pem"
 
     @property
+    def request(self) -> Path:
+        """The request for the certificate, if the key is made here."""
+        return self.folder / f"{self.info.agent}.csr"
+
+    @property
     def state(self) -> Path:
         """The folder of the agent's stored answers and personal state."""
         return self.folder / "agent"

@@ -32,6 +32,11 @@ def sign_kit(kit: Path, key: Any) -> None:
 def check_kit(kit: Kit) -> None:
     """Check a kit's files, and that its certificate is of its fleet, its agent and its key."""
     check_signatures(kit)
+    if not kit.certificate.exists():
+        raise UserError(
+            f"{kit.folder} has no certificate yet: make a request with `perfedrl federation request {kit.folder}`, "
+            "which the fleet's operator signs"
+        )
     own = f"copy startup/client.crt of {kit.info.agent} again from the fleet's folder"
     if not belongs_to(read_certificate(kit.certificate), kit.info.agent, read_certificate(kit.authority)):
         raise UserError(f"{kit.certificate} is not a certificate of {kit.info.agent} of this fleet; {own}")

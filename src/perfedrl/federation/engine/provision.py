@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nvflare.lighter.constants import CtxKey
-from nvflare.lighter.entity import Project
+from nvflare.lighter.constants import CtxKey, ParticipantType
+from nvflare.lighter.ctx import ProvisionContext
+from nvflare.lighter.entity import Participant, Project
 from nvflare.lighter.impl.cert import CertBuilder
 from nvflare.lighter.impl.static_file import StaticFileBuilder
 from nvflare.lighter.impl.workspace import WorkspaceBuilder
@@ -41,17 +42,20 @@ HEARTBEAT_TIMEOUT = 600
 """Seconds after which the server drops a client without heartbeats."""
 
 
-def init(folder: str | Path, agents: int, host: str = "localhost", port: int = 8002) -> FleetInfo:
+def init(
+    folder: str | Path, agents: int, host: str = "localhost", port: int = 8002, keys_on_agents: bool = False
+) -> FleetInfo:
     """Create a fleet's folder: an authority, and the kits of the server, the operator and each agent.
 
-    The folder appears only when it is complete; an existing folder must be empty.
+    The folder appears only when it is complete; an existing folder must be empty. With `keys_on_agents` the agents'
+    kits have neither keys nor certificates, which `signing_requests` makes later.
     """
     folder = Path(folder).resolve()
     check(folder, agents, host, port)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        info = _make(draft, agents, host, port)
+        info = _make(draft, agents, host, port, AgentlessCertBuilder if keys_on_agents else CertBuilder)
         if folder.exists():
             folder.rmdir()
         os.replace(draft, folder)
@@ -72,11 +76,11 @@ def check(folder: Path, agents: int, host: str, port: int) -> None:
         raise UserError(f"expected the server's host name as the agents' machines know it, got {host!r}")
 
 
-def _make(draft: Path, agents: int, host: str, port: int) -> FleetInfo:
+def _make(draft: Path, agents: int, host: str, port: int, certificates: type[CertBuilder]) -> FleetInfo:
     """Create everything in a draft folder, which is renamed later: no file in it holds its path."""
     names = tuple(f"agent-{i}" for i in range(agents))
     fleet = f"fleet-{secrets.token_hex(4)}"
-    made, key = _provision(draft / "authority", fleet, names, host, port)
+    made, key = _provision(draft / "authority", fleet, names, host, port, certificates(AUTHORITY_DAYS))
     shutil.move(made / host, draft / "server")
     shutil.move(made / OPERATOR, draft / "operator")
     for name in names:
@@ -99,7 +103,9 @@ def _make(draft: Path, agents: int, host: str, port: int) -> FleetInfo:
     return info
 
 
-def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, port: int) -> tuple[Path, Any]:
+def _provision(
+    workspace: Path, fleet: str, names: tuple[str, ...], host: str, port: int, certificates: CertBuilder
+) -> tuple[Path, Any]:
     """Let NVFlare create all kits; return their folder and the authority's key."""
     project = Project(fleet, "a perfedrl fleet")
     project.set_server(host, ORGANIZATION, {"fed_learn_port": port, "admin_port": port})
@@ -109,7 +115,7 @@ def _provision(workspace: Path, fleet: str, names: tuple[str, ...], host: str, p
     builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
     log = _ProvisionerLog()
     with contextlib.redirect_stderr(io.StringIO()):  # the provisioner prints a traceback beside its error
-        made = Provisioner(str(workspace), [*builders, CertBuilder(AUTHORITY_DAYS)]).provision(project, logger=log)
+        made = Provisioner(str(workspace), [*builders, certificates]).provision(project, logger=log)
     if made.get(CtxKey.BUILD_ERROR):
         raise UserError(f"NVFlare could not create the kits: {' '.join(log.errors)}")
     keep_root_only(workspace)
@@ -152,6 +158,16 @@ def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> 
         (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in UNUSED:
         (kit / name).unlink()
+
+
+class AgentlessCertBuilder(CertBuilder):
+    """Makes no keys and certificates of agents; their kits get the authority's certificate only."""
+
+    def _build_write_cert_pair(self, participant: Participant, base_name: str, ctx: ProvisionContext) -> None:
+        if participant.type == ParticipantType.CLIENT:
+            (Path(ctx.get_kit_dir(participant)) / "rootCA.pem").write_bytes(self.serialized_cert)
+        else:
+            super()._build_write_cert_pair(participant, base_name, ctx)
 
 
 class _ProvisionerLog:
