@@ -184,7 +184,7 @@ def test_requests_of_unknown_revoked_and_signed_agents(fleet, run, tmp_path):
     (fleet.server / "disabled_clients.json").write_text(json.dumps({"disabled_clients": ["agent-0"]}))
     code, _, said = run("federation", "sign", fleet.folder, "agent-0", file)
     assert code == 2
-    assert "agent-0 is revoked; admit it first with `perfedrl federation revoke" in said
+    assert f"agent-0 is revoked; admit it first: perfedrl federation revoke {fleet.folder} agent-0 --undo" in said
     (fleet.server / "disabled_clients.json").unlink()
     code, shown, said = run("federation", "sign", fleet.folder, "agent-0", file)
     assert code == 0, said

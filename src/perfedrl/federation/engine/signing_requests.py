@@ -47,7 +47,7 @@ def sign(fleet: FleetFolder, agent: str, file: Path, again: bool = False, days: 
     """
     check_agent(fleet, agent)
     if agent in revoked(fleet):
-        raise UserError(f"{agent} is revoked; admit it first with `perfedrl federation revoke {agent} --undo`")
+        raise UserError(f"{agent} is revoked; admit it first: perfedrl federation revoke {fleet.folder} {agent} --undo")
     key, kit = requested_key(file, agent), Kit(fleet.kit(agent))
     if kit.certificate.exists() and not again:
         raise UserError(
