@@ -43,10 +43,8 @@ def test_a_run_under_way_is_found_in_the_moved_folder(fleet, tmp_path, monkeypat
     moved = move(fleet, tmp_path / "there")
     asked = []
     monkeypatch.setattr(workflow, "Coordinator", lambda *args: SimpleNamespace(run=lambda _: asked.append(args)))
-    controller = workflow.Rounds(prepared.path.name, 1)
-    root = SimpleNamespace(get_root_dir=lambda: str(moved.server))
-    controller.engine = SimpleNamespace(get_workspace=lambda: root)
-    controller.run()
+    monkeypatch.chdir(moved.server)
+    workflow.Rounds(prepared.path.name, 1).run()
     assert asked == [(moved.control(prepared.path.name), 1)]
     spec = type(prepared)(asked[0][0]).spec()
     assert (asked[0][0] / spec.runs).resolve() == moved.runs

@@ -92,7 +92,7 @@ class FleetFolder:
 
 
 def control_folder(server: Path, run: str) -> Path:
-    """The folder of a run under way, from the folder of the server's kit, which is all that NVFlare knows."""
+    """The folder of a run under way, from the folder of the server's kit, in which NVFlare runs."""
     return server.parent / "control" / run
 
 

@@ -29,11 +29,14 @@ _PRIVATE = "_task_check_period"
 
 
 class Rounds(ModelController):
-    """Trains a run from its last checkpoint on; `control` is the name of its folder in the fleet's `control`."""
+    """Trains a run from its last checkpoint on; `control` is the name of its folder in the fleet's `control`.
+
+    NVFlare runs a job in the folder of the server's kit.
+    """
 
     def __init__(self, control: str, generation: int):
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=CHECK_PERIOD)
-        self.control, self.generation = control, generation
+        self.control, self.generation = str(control_folder(Path.cwd(), control)), generation
         self._late: set[str] = set()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -42,7 +45,7 @@ class Rounds(ModelController):
 
     def run(self) -> None:
         """Train; called by NVFlare. An error is shown in the run's folder and ends the job."""
-        folder = control_folder(Path(self.engine.get_workspace().get_root_dir()), self.control)
+        folder = Path(self.control)
         try:
             Coordinator(folder, self.generation).run(self.ask)
         except StaleJob as error:
