@@ -8,8 +8,8 @@ import pytest
 import real_fleet
 
 from perfedrl.errors import UserError
-from perfedrl.federation.engine import processes, provision, service, supervisor, workflow
-from perfedrl.federation.engine.fleet_folder import FleetFolder
+from perfedrl.federation.engine import provision, service, supervisor, workflow
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit, check_path
 from perfedrl.federation.engine.local_fleet import started
 from perfedrl.federation.server.run_folder import Terms
 
@@ -60,10 +60,14 @@ def test_a_fleet_of_an_earlier_version_works_until_it_is_moved(fleet, tmp_path):
 
 @pytest.mark.parametrize("name", ["my fleet", "it's", "a#b", "a\\b"])
 def test_a_path_that_nvflare_cannot_handle_is_an_error(fleet, tmp_path, name):
-    processes.check_path(fleet.folder)
-    moved = move(fleet, tmp_path / name)
-    with pytest.raises(UserError, match=r"which has .* in its path; rename it"):
+    check_path(fleet.folder)
+    moved, why = move(fleet, tmp_path / name), r"which has .* in its path; rename it"
+    with pytest.raises(UserError, match=why):
         service.serve(moved, print)
+    with pytest.raises(UserError, match=why):
+        service.join(Kit(moved.kit("agent-0")), None, "arc", print)
+    with pytest.raises(UserError, match=why):
+        provision.init(tmp_path / name / "new", 1)
 
 
 @pytest.mark.network

@@ -7,6 +7,7 @@ under way) and `runs` (finished runs).
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +95,12 @@ class FleetFolder:
 def control_folder(server: Path, run: str) -> Path:
     """The folder of a run under way, from the folder of the server's kit, in which NVFlare runs."""
     return server.parent / "control" / run
+
+
+def check_path(folder: Path) -> None:
+    """Check that NVFlare can start a job's process in a folder: it splits the command as a shell does."""
+    if found := re.search(r"[\s'\"#\\]", str(folder)):
+        raise UserError(f"NVFlare cannot start processes in {folder}, which has {found[0]!r} in its path; rename it")
 
 
 class Kit:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import socket
 import ssl
 import sys
@@ -49,12 +48,6 @@ def environment(**more: str) -> Mapping[str, str]:
 def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
     command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(folder), "-s", start]
     return [*command, "--set", "secure_train=true", *more, f"org={ORGANIZATION}", "config_folder=config"]
-
-
-def check_path(folder: Path) -> None:
-    """Check that NVFlare can start a job's process in a folder: it splits the command as a shell does."""
-    if found := re.search(r"[\s'\"#\\]", str(folder)):
-        raise UserError(f"NVFlare cannot start processes in {folder}, which has {found[0]!r} in its path; rename it")
 
 
 def check_port(host: str, port: int) -> None:

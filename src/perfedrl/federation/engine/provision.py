@@ -24,7 +24,7 @@ from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.authority import ORGANIZATION, keep_root_only
-from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, OPERATOR_ROLE, STORAGE, FleetInfo
+from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, OPERATOR_ROLE, STORAGE, FleetInfo, check_path
 from perfedrl.federation.engine.kit_checks import SIGNATURES, sign_kit
 from perfedrl.federation.frames import LIMIT
 
@@ -66,6 +66,7 @@ def init(
 
 def check(folder: Path, agents: int, host: str, port: int) -> None:
     """Check the settings of a new fleet."""
+    check_path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: a fleet needs a new folder")
     if not 1 <= agents <= MOST_AGENTS:

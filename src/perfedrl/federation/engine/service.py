@@ -12,11 +12,10 @@ from pathlib import Path
 from perfedrl.errors import UserError
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, call, line_of
 from perfedrl.federation.engine.authority import is_soon, valid_until
-from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
+from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit, check_path
 from perfedrl.federation.engine.kit_checks import check_kit
 from perfedrl.federation.engine.processes import (
     check_clock,
-    check_path,
     check_port,
     check_server,
     client_process,
