@@ -59,7 +59,9 @@ def test_a_fleet_of_an_earlier_version_works_until_it_is_moved(fleet, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["my fleet", "it's", "a#b", "a\\b"])
-def test_a_path_that_nvflare_cannot_handle_is_an_error(fleet, tmp_path, name):
+def test_a_path_that_nvflare_cannot_handle_is_an_error(fleet, tmp_path, monkeypatch, name):
+    for process in ("server_process", "daemon_process"):
+        monkeypatch.setattr(service, process, lambda *_: pytest.fail("started"))
     check_path(fleet.folder)
     moved, why = move(fleet, tmp_path / name), r"which has .* in its path; rename it"
     with pytest.raises(UserError, match=why):
