@@ -66,7 +66,10 @@ def test_certificates_are_new_and_names_and_keys_stay(fleet):
         check_kit(Kit(fleet.kit(name)))
 
 
-def test_a_renewed_certificate_has_what_init_gave_it(fleet):
+@pytest.mark.parametrize("host", ["fleet.example.org", "192.0.2.1"])
+def test_a_renewed_certificate_has_what_init_gave_it(tmp_path, host):
+    provision.init(tmp_path / "fleet", 1, host)
+    fleet = FleetFolder(tmp_path / "fleet")
     made = [content(read_certificate(member.certificate)) for member in members(fleet)]
     renew(fleet)
     assert [content(read_certificate(member.certificate)) for member in members(fleet)] == made
