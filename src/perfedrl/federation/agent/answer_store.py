@@ -15,6 +15,7 @@ import numpy as np
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import write_atomically
 from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, digest, encode
+from perfedrl.federation.private_sockets import reason_of
 from perfedrl.registry import abbreviated
 
 FORMAT = 2
@@ -217,9 +218,3 @@ def check_round(run: str, round_: int, record: StoredAnswer) -> None:
         raise UserError(f"round must be a whole number from 0 to {MOST_ROUNDS - 1}, got {round_}")
     if round_ < record.round:
         raise UserError(f"round {round_} of {run} is over: the agent has already answered round {record.round}")
-
-
-def reason_of(error: OSError) -> str:
-    """The system's description of an error, as part of a sentence."""
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]

@@ -7,6 +7,7 @@ under way) and `runs` (finished runs).
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,5 +114,11 @@ class Kit:
         own = self.state / "agent.sock"
         if len(os.fsencode(own)) < 100:
             return own
-        short = Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp")) / f"perfedrl-{os.getuid()}-{self.info.fleet[-8:]}"
-        return short / f"{self.info.agent}.sock"
+        return socket_folder(self.info) / f"{self.info.agent}.sock"
+
+
+def socket_folder(info: FleetInfo) -> Path:
+    """A folder with a short path for Unix sockets of a fleet's processes on this machine."""
+    place = os.environ.get("XDG_RUNTIME_DIR", "/tmp")
+    plain = re.fullmatch(r"/[A-Za-z0-9._/-]{1,40}", place)  # the path is part of URLs
+    return Path(place if plain else "/tmp") / f"perfedrl-{os.getuid()}-{info.fleet[-8:]}"

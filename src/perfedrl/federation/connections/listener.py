@@ -1,0 +1,248 @@
+"""The listening end: admits whoever has a certificate of the fleet, and keeps strangers from using up the machine."""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from perfedrl.federation.connections.session import Session
+from perfedrl.federation.connections.streams import (
+    BROKEN,
+    HELLO,
+    REFUSED,
+    UNKNOWN,
+    WELCOME,
+    BadRecord,
+    Hello,
+    Stream,
+    accepted,
+)
+
+BACKLOG = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a listener allows.
+
+    `unfinished` connections may be before the end of their hand-shake, for at most `handshake` seconds; the oldest of
+    the busiest address makes room for a new one. One name may have `per_name` sessions. A session without a stream
+    ends after `resume` seconds. Before a second process takes an agent's name, the first has `answer` seconds for a
+    sign of life.
+    """
+
+    unfinished: int = 256
+    handshake: float = 10.0
+    per_name: int = 16
+    resume: float = 30.0
+    answer: float = 5.0
+
+
+@dataclass(eq=False)
+class Peer:
+    """One session at the listening end, with what is known of the process at the other end."""
+
+    name: str
+    hello: Hello
+    addresses: tuple[str, str]
+    deliver: Callable[[bytes], None] = lambda _: None
+    ended: Callable[[], Awaitable[None]] | None = None
+    expiry: asyncio.TimerHandle | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    session: Session = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = Session(lambda frame: self.deliver(frame))
+
+
+Opened = Callable[[Peer], Awaitable[None]]
+"""Called for a new session, before its first frame; it sets the peer's `deliver` and `ended`."""
+Tell = Callable[[str, str], None]
+"""Called with a name and a sentence about it, for what a person should know."""
+
+
+class Listener:
+    """Accepts connections on a socket; all methods run in the event loop's thread."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
+        opened: Opened,
+        tell: Tell,
+        limits: Limits = Limits(),  # noqa: B008
+    ):
+        self._socket, self._context, self._opened, self._tell, self.limits = listening, context, opened, tell, limits
+        self._unfinished: dict[asyncio.Task, str] = {}
+        self._tasks: set[asyncio.Task] = set()
+        self.peers: dict[tuple[str, str], Peer] = {}
+        """The sessions, by name and session's id: nobody can continue a session of another name."""
+
+    async def run(self) -> None:
+        """Accept connections until the task is cancelled; then end all sessions."""
+        loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
+        self._socket.listen(BACKLOG)
+        try:
+            while True:
+                try:
+                    connection, _ = await loop.sock_accept(self._socket)
+                except OSError:  # the client is gone, or too many files are open for the moment
+                    await asyncio.sleep(0.05)
+                    continue
+                self._begin(connection)
+        finally:
+            self._socket.close()
+            for peer in list(self.peers.values()):
+                self._drop(peer)
+            for task in list(self._unfinished):
+                task.cancel()
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Start the hand-shake of a connection, after that of another was given up if there are too many."""
+        host = _host(connection)
+        if len(self._unfinished) >= self.limits.unfinished:
+            busiest = Counter(self._unfinished.values()).most_common(1)[0][0]
+            oldest = next(task for task, other in self._unfinished.items() if other == busiest)
+            del self._unfinished[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
+        self._unfinished[task] = host
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task) -> None:
+        self._tasks.discard(task)
+        self._unfinished.pop(task, None)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Serve one connection from its hand-shake to its end."""
+        stream = None
+        try:
+            async with asyncio.timeout(self.limits.handshake):
+                stream = await accepted(connection, self._context)
+                record = await stream.read()
+                if record.kind != HELLO:
+                    raise BadRecord("expected a greeting")
+                hello = Hello.decode(record.payload)
+        except BROKEN:
+            connection.close() if stream is None else stream.abort()
+            return
+        except BaseException:
+            connection.close() if stream is None else stream.abort()
+            raise
+        task = asyncio.current_task()
+        assert task is not None
+        self._unfinished.pop(task, None)
+        try:
+            await self._admit(stream, hello, record.received)
+        finally:
+            stream.abort()
+
+    async def _admit(self, stream: Stream, hello: Hello, received: int) -> None:
+        """Open or continue a session, and carry its frames; or say why not."""
+        name = stream.common_name
+        if (peer := self._known(name, hello)) is None:
+            if hello.resume:
+                stream.write(UNKNOWN)
+                return await stream.end()
+            if refusal := await self._refusal(name, hello, stream.addresses[1]):
+                stream.write(REFUSED, 0, refusal.encode())
+                return await stream.end()
+            if hello.probe:
+                stream.write(WELCOME)
+                return await stream.end()
+            peer = self._known(name, hello) or await self._open(Peer(name, hello, stream.addresses))
+        await peer.ready.wait()
+        if peer.expiry is not None:
+            peer.expiry.cancel()
+        peer.session.detach()
+        stream.write(WELCOME, peer.session.received)
+        finished = await peer.session.carry(stream, received)
+        if finished or peer.session.over or not self.limits.resume:
+            self._drop(peer)
+        elif not peer.session.attached:
+            loop = asyncio.get_running_loop()
+            peer.expiry = loop.call_later(self.limits.resume, self._drop, peer)
+        return None
+
+    def _known(self, name: str, hello: Hello) -> Peer | None:
+        """The session that a greeting names, if it goes on."""
+        peer = self.peers.get((name, hello.session))
+        return None if peer is None or peer.session.over else peer
+
+    async def _open(self, peer: Peer) -> Peer:
+        """Register a new session; an older one of the same process's predecessor ends."""
+        for other in self._of(peer.name):
+            if peer.hello.endpoint and other.hello.endpoint == peer.hello.endpoint:
+                self._drop(other)
+        self.peers[peer.name, peer.hello.session] = peer
+        try:
+            await self._opened(peer)
+        finally:
+            peer.ready.set()
+        return peer
+
+    def _of(self, name: str) -> list[Peer]:
+        return [peer for peer in self.peers.values() if peer.name == name]
+
+    async def _refusal(self, name: str, hello: Hello, address: str) -> str:
+        """Why a new session is not opened; empty if it is."""
+        peers = self._of(name)
+        if len(peers) >= self.limits.per_name:
+            self._tell(name, f"has {len(peers)} connections already; another one from {address} was refused")
+            return f"{name} has {len(peers)} connections already"
+        others = [peer for peer in peers if hello.instance and peer.hello.instance != hello.instance]
+        if not others:
+            return ""
+        first = others[0].addresses[1]
+        if await self._alive(others):
+            self._tell(name, f"is connected from {first}; a second copy of its kit at {address} was refused")
+            return f"{name} is connected already, from {first}; stop that one first"
+        for other in others:
+            self._drop(other)
+        self._tell(name, f"is connected from a new process at {address}; the one at {first} no longer answers")
+        return ""
+
+    async def _alive(self, peers: list[Peer]) -> bool:
+        """Whether one of some sessions gives a sign of life in time."""
+        began = time.monotonic()
+        for peer in peers:
+            peer.session.ping()
+        while time.monotonic() - began < self.limits.answer:
+            going = [peer for peer in peers if not peer.session.over]
+            if any(peer.session.heard > began for peer in going):
+                return True
+            if not going:
+                return False
+            await asyncio.sleep(0.05)
+        return False
+
+    def _drop(self, peer: Peer) -> None:
+        """End a session and forget it."""
+        if self.peers.get((peer.name, peer.hello.session)) is peer:
+            del self.peers[peer.name, peer.hello.session]
+        if peer.expiry is not None:
+            peer.expiry.cancel()
+        peer.session.end()
+        if peer.ended is not None:
+            ended, peer.ended = peer.ended, None
+            task = asyncio.get_running_loop().create_task(_awaited(ended))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
+
+
+def _host(connection: socket.socket) -> str:
+    """The address that a connection comes from, without its port."""
+    try:
+        name = connection.getpeername()
+    except OSError:
+        return ""
+    return str(name[0]) if isinstance(name, tuple) and name else ""
