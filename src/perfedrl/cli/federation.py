@@ -293,6 +293,7 @@ def status(folder: FleetArgument) -> None:
     require_nvflare()
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.admin_session import Operator, ServerUnreachable
+    from perfedrl.federation.engine.connection_log import ConnectionLog
     from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.supervisor import View
     from perfedrl.federation.server.run_folder import RunFolder
@@ -308,6 +309,8 @@ def status(folder: FleetArgument) -> None:
         finally:
             operator.close()
         lines += [f"{name}: {'connected' if name in connected else 'away'}" for name in fleet.info.agents]
+        told = ConnectionLog(fleet.connection_log)
+        lines += [line for name in fleet.info.agents if (line := told.last(name))]
     except ServerUnreachable:
         lines.append("agents: unknown, the server does not answer")
     for path in sorted((fleet.folder / "control").glob("*/")):

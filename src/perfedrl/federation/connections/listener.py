@@ -22,16 +22,18 @@ from perfedrl.federation.connections.streams import (
 )
 
 BACKLOG = 1024
+TELL_EVERY = 10.0
+"""Seconds between two sentences about refusals of one name."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a listener allows.
 
-    `unfinished` connections may be before the end of their hand-shake, for at most `handshake` seconds; the oldest of
-    the busiest address makes room for a new one. One name may have `per_name` sessions. A session without a stream
-    ends after `resume` seconds. Before a second process takes an agent's name, the first has `answer` seconds for a
-    sign of life.
+    `unfinished` connections may be before the end of their hand-shake, for at most `handshake` seconds. A new one takes
+    the place of the oldest of the busiest address, of those that sent nothing yet if there are any. One name may have
+    `per_name` sessions. A session without a stream ends after `resume` seconds. Before a second process takes an
+    agent's name, the first has `answer` seconds for a sign of life.
     """
 
     unfinished: int = 256
@@ -39,6 +41,14 @@ class Limits:
     per_name: int = 16
     resume: float = 30.0
     answer: float = 5.0
+
+
+@dataclass(eq=False)
+class Arrival:
+    """A connection before the end of its hand-shake: where it comes from, and whether it has sent anything."""
+
+    host: str
+    spoke: bool = False
 
 
 @dataclass(eq=False)
@@ -76,8 +86,9 @@ class Listener:
         limits: Limits = Limits(),  # noqa: B008
     ):
         self._socket, self._context, self._opened, self._tell, self.limits = listening, context, opened, tell, limits
-        self._unfinished: dict[asyncio.Task, str] = {}
+        self._unfinished: dict[asyncio.Task, Arrival] = {}
         self._tasks: set[asyncio.Task] = set()
+        self._told: dict[str, float] = {}
         self.peers: dict[tuple[str, str], Peer] = {}
         """The sessions, by name and session's id: nobody can continue a session of another name."""
 
@@ -103,26 +114,34 @@ class Listener:
 
     def _begin(self, connection: socket.socket) -> None:
         """Start the hand-shake of a connection, after that of another was given up if there are too many."""
-        host = _host(connection)
         if len(self._unfinished) >= self.limits.unfinished:
-            busiest = Counter(self._unfinished.values()).most_common(1)[0][0]
-            oldest = next(task for task, other in self._unfinished.items() if other == busiest)
-            del self._unfinished[oldest]
-            oldest.cancel()
-        task = asyncio.get_running_loop().create_task(self._serve(connection))
-        self._unfinished[task] = host
+            self._make_room()
+        arrival = Arrival(_host(connection))
+        task = asyncio.get_running_loop().create_task(self._serve(connection, arrival))
+        self._unfinished[task] = arrival
         self._tasks.add(task)
         task.add_done_callback(self._done)
+
+    def _make_room(self) -> None:
+        """Give up the hand-shake that is least likely to end."""
+        silent = {task: arrival for task, arrival in self._unfinished.items() if not arrival.spoke}
+        candidates = silent or self._unfinished
+        busiest = Counter(arrival.host for arrival in candidates.values()).most_common(1)[0][0]
+        oldest = next(task for task, arrival in candidates.items() if arrival.host == busiest)
+        del self._unfinished[oldest]
+        oldest.cancel()
 
     def _done(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
         self._unfinished.pop(task, None)
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, connection: socket.socket, arrival: Arrival) -> None:
         """Serve one connection from its hand-shake to its end."""
         stream = None
         try:
             async with asyncio.timeout(self.limits.handshake):
+                await _first_bytes(connection)
+                arrival.spoke = True
                 stream = await accepted(connection, self._context)
                 record = await stream.read()
                 if record.kind != HELLO:
@@ -193,19 +212,26 @@ class Listener:
         """Why a new session is not opened; empty if it is."""
         peers = self._of(name)
         if len(peers) >= self.limits.per_name:
-            self._tell(name, f"has {len(peers)} connections already; another one from {address} was refused")
+            self._refused(name, f"has {len(peers)} connections already; another one from {address} was refused")
             return f"{name} has {len(peers)} connections already"
         others = [peer for peer in peers if hello.instance and peer.hello.instance != hello.instance]
         if not others:
             return ""
         first = others[0].addresses[1]
         if await self._alive(others):
-            self._tell(name, f"is connected from {first}; a second copy of its kit at {address} was refused")
+            self._refused(name, f"is connected from {first}; a second copy of its kit at {address} was refused")
             return f"{name} is connected already, from {first}; stop that one first"
         for other in others:
             self._drop(other)
         self._tell(name, f"is connected from a new process at {address}; the one at {first} no longer answers")
         return ""
+
+    def _refused(self, name: str, sentence: str) -> None:
+        """Tell of a refusal, unless another one of this name was told a moment ago."""
+        now = time.monotonic()
+        if now - self._told.get(name, -TELL_EVERY) >= TELL_EVERY:
+            self._told[name] = now
+            self._tell(name, sentence)
 
     async def _alive(self, peers: list[Peer]) -> bool:
         """Whether one of some sessions gives a sign of life in time."""
@@ -237,6 +263,23 @@ class Listener:
 
 async def _awaited(call: Callable[[], Awaitable[None]]) -> None:
     await call()
+
+
+async def _first_bytes(connection: socket.socket) -> None:
+    """Wait until a connection has sent something, which an honest one does at once."""
+    loop = asyncio.get_running_loop()
+    connection.setblocking(False)
+    arrived: asyncio.Future[None] = loop.create_future()
+
+    def note() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    loop.add_reader(connection, note)
+    try:
+        await arrived
+    finally:
+        loop.remove_reader(connection)
 
 
 def _host(connection: socket.socket) -> str:

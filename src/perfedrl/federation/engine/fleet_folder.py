@@ -66,6 +66,11 @@ class FleetFolder:
         return self.folder / "server"
 
     @property
+    def connection_log(self) -> Path:
+        """The file in which the server says which connections it refused."""
+        return self.server / "connections.log"
+
+    @property
     def operator(self) -> Path:
         return self.folder / "operator"
 

@@ -24,14 +24,11 @@ from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
 from perfedrl.federation.private_sockets import check_socket_path
 from perfedrl.federation.restarting_process import RestartingProcess
 
-CONNECTIONS = "connections.log"
-"""The server's file of refused connections and of agents that moved to another process."""
-
 
 def server_process(fleet: FleetFolder) -> RestartingProcess:
     """NVFlare's server, restarted when it ends."""
     command = _command("server.server_train", fleet.server, "fed_server.json")
-    engine = {**engine_environment(fleet.info), CONNECTION_LOG: str(fleet.server / CONNECTIONS)}
+    engine = {**engine_environment(fleet.info), CONNECTION_LOG: str(fleet.connection_log)}
     return RestartingProcess(command, fleet.server / "server.log", environment(**engine), fleet.server)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from perfedrl.errors import UserError
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, call, line_of
+from perfedrl.federation.engine.connection_log import ConnectionLog
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import (
     check_clock,
@@ -35,9 +36,10 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
     with exclusive_service(fleet.server):
         check_clock(fleet.server / "startup" / "server.crt")
         check_port(fleet.info.host, fleet.info.port)
+        connections = ConnectionLog(fleet.connection_log)
         process = server_process(fleet).start()
         tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
-        stand_by([process], tell)
+        stand_by([process], tell, connections.new_lines)
 
 
 def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:
