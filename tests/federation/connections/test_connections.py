@@ -9,8 +9,8 @@ import pytest
 from faulty_proxy import FaultyProxy
 
 from perfedrl.federation.connections import dialer, session
-from perfedrl.federation.connections.dialer import Dialer, Refused, Target, probe
-from perfedrl.federation.connections.listener import Limits, Listener
+from perfedrl.federation.connections.dialer import Dialer, NotAdmitted, Target, probe
+from perfedrl.federation.connections.listener import Listener, ListenerLimits
 from perfedrl.federation.connections.streams import (
     FRAME,
     HEADER,
@@ -49,7 +49,7 @@ class Server:
 
 
 @asynccontextmanager
-async def listening(context=None, limits=Limits()):  # noqa: B008
+async def listening(context=None, limits=ListenerLimits()):  # noqa: B008
     """A running server and its port."""
     server, bound = Server(), socket.create_server(("127.0.0.1", 0))
     server.port = bound.getsockname()[1]
@@ -142,7 +142,7 @@ def test_a_stream_without_signs_of_life_is_replaced(monkeypatch):
 
 def test_a_session_without_a_stream_ends_at_both_ends():
     async def main():
-        async with listening(limits=Limits(resume=0.2)) as server:
+        async with listening(limits=ListenerLimits(resume=0.2)) as server:
             target = Target("127.0.0.1", server.port)
             async with dialing(target, resume=0.2) as client:
                 await until(lambda: client.session.attached)
@@ -258,7 +258,7 @@ def test_idle_strangers_make_room_for_whoever_finishes_the_hand_shake():
     """The oldest unfinished connection of the busiest address is given up; others wait for their time limit."""
 
     async def main():
-        limits = Limits(unfinished=20)
+        limits = ListenerLimits(unfinished=20)
         async with listening(limits=limits) as server:
             idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
             other = await asyncio.open_connection("127.0.0.1", server.port, local_addr=("127.0.0.2", 0))
@@ -279,7 +279,7 @@ def test_idle_strangers_make_room_for_whoever_finishes_the_hand_shake():
 
 def test_an_unfinished_hand_shake_ends_after_its_time():
     async def main():
-        async with listening(limits=Limits(handshake=0.05)) as server:
+        async with listening(limits=ListenerLimits(handshake=0.05)) as server:
             reader, _ = await asyncio.open_connection("127.0.0.1", server.port)
             async with asyncio.timeout(60):
                 assert await reader.read() == b""
@@ -318,7 +318,7 @@ def test_a_second_copy_of_a_kit_is_refused_while_the_first_answers_and_told(flee
                     await until(lambda: second.told)
                     assert "agent-0 is connected already, from " in second.told[0]
                     assert not second.opened.is_set()
-                with pytest.raises(Refused, match="stop that one first"):
+                with pytest.raises(NotAdmitted, match="stop that one first"):
                     await probe(target)
                 assert first.session.attached
                 assert [name for name, _ in server.told] == ["agent-0"], "refusals at once are told once"
@@ -331,7 +331,7 @@ def test_a_second_copy_of_a_kit_is_refused_while_the_first_answers_and_told(flee
 
 def test_a_copy_takes_over_aloud_when_the_first_no_longer_answers(fleet):
     async def main():
-        limits = Limits(answer=0.2)
+        limits = ListenerLimits(answer=0.2)
         async with listening(server_tls(fleet), limits) as server:
             target = target_of(fleet, server.port)
             async with dialing(target, "agent-0", "first") as first:
@@ -363,7 +363,7 @@ def test_a_restarted_process_replaces_its_predecessors_session(fleet):
 
 def test_one_certificate_has_a_bounded_number_of_sessions(fleet):
     async def main():
-        async with listening(server_tls(fleet), Limits(per_name=2)) as server:
+        async with listening(server_tls(fleet), ListenerLimits(per_name=2)) as server:
             target = target_of(fleet, server.port)
             async with dialing(target, "a") as first, dialing(target, "b") as second, dialing(target, "c") as third:
                 await until(lambda: [first.session.attached, second.session.attached, bool(third.told)].count(True) > 1)

@@ -10,10 +10,11 @@ import psutil
 import pytest
 import real_fleet
 from faulty_proxy import FaultyProxy
-from test_hostile_agents import wait_until
+from test_hostile_agents import connected, wait_until
 from test_network import rounds_in, same_bits
 
 from perfedrl.federation.engine import local_fleet, processes, provision
+from perfedrl.federation.engine.admin_session import ServerUnreachable
 from perfedrl.federation.engine.fleet_folder import Kit
 
 pytestmark = pytest.mark.network
@@ -49,7 +50,15 @@ def fleet(tmp_path_factory, proxy):
         patch.setattr(provision, "_sign", sign_for_the_proxy)
         patch.setattr(local_fleet, "free_port", port)
         with real_fleet.running_fleet(tmp_path_factory.mktemp("faulty")) as fleet:
+            wait_until(lambda: everybody_is_connected(fleet))
             yield fleet
+
+
+def everybody_is_connected(fleet):
+    try:
+        return connected(fleet) == set(fleet.info.agents)
+    except ServerUnreachable:
+        return False
 
 
 def test_a_run_through_a_faulty_network_has_the_simulators_bits(fleet, proxy, tmp_path):

@@ -27,6 +27,7 @@ from nvflare.apis.signal import Signal
 from perfedrl.cli import federation as cli_federation
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
+from perfedrl.federation.connections.streams import HEADER, WELCOME
 from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, workflow
 from perfedrl.federation.engine.admin_session import ServerUnreachable
 from perfedrl.federation.engine.bridge import FRAME, REASON, SOCKET, AgentBridge
@@ -223,7 +224,7 @@ def test_expired_and_future_certificates_are_rejected(tmp_path):
 
 
 class Server(threading.Thread):
-    """A TLS server with some certificate, for one handshake."""
+    """A TLS server with some certificate, for one handshake and one greeting."""
 
     def __init__(self, cert, key):
         super().__init__(daemon=True)
@@ -236,7 +237,9 @@ class Server(threading.Thread):
     def run(self):
         connection, _ = self.listening.accept()
         try:
-            self.context.wrap_socket(connection, server_side=True).close()
+            with self.context.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(1000)
+                secure.sendall(HEADER.pack(WELCOME, 0, 0))
         except OSError:
             connection.close()
         self.listening.close()

@@ -16,6 +16,7 @@ import real_fleet
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
+from perfedrl.federation.connections.streams import HEADER, HELLO, Hello
 from perfedrl.federation.engine.admin_session import Operator
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
@@ -34,10 +35,10 @@ frames.LIMIT = 2**33
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Three agents, of which the last sends bad uploads."""
+    """Three agents, of which the last sends bad uploads, and a kit that nobody uses."""
     folder = tmp_path_factory.mktemp("hostile")
     with (
-        real_fleet.running_fleet(folder, joining=("agent-0", "agent-1")) as fleet,
+        real_fleet.running_fleet(folder, 4, joining=("agent-0", "agent-1")) as fleet,
         rogue_agent(fleet, "agent-2", folder),
     ):
         yield fleet
@@ -102,14 +103,14 @@ def test_three_bad_uploads_in_a_row_lead_to_quarantine(fleet):
 
 def tls(fleet, authority, certificate=None):
     """The first bytes that the server sends over TLS with some certificate; empty if it rejects the connection."""
+    hello = Hello("session", probe=True).encode()
     context = ssl.create_default_context(cafile=str(authority))
-    context.set_alpn_protocols(["h2"])
     if certificate:
         context.load_cert_chain(*map(str, certificate))
     plain = socket.create_connection(("localhost", fleet.info.port), 60)
     try:
         with context.wrap_socket(plain, server_hostname="localhost") as secure:
-            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            secure.sendall(HEADER.pack(HELLO, len(hello), 0) + hello)
             secure.settimeout(60)
             return secure.recv(1000)
     except (ssl.SSLError, ConnectionError):
@@ -138,13 +139,13 @@ def connected(fleet):
 
 
 def test_a_kit_cannot_act_as_another_agent(fleet, tmp_path):
-    thief = Kit(fleet.kit("agent-1"))
+    thief = Kit(fleet.kit("agent-3"))
     process = client_process(thief)
-    process.command = [word.replace("uid=agent-1", "uid=agent-0") for word in process.command]
+    process.command = [word.replace("uid=agent-3", "uid=agent-0") for word in process.command]
     process.log = tmp_path / "thief.log"
     process.start()
     try:
-        wait_until(lambda: "authenticated as 'agent-1' but claimed endpoint 'agent-0'" in server_log(fleet))
+        wait_until(lambda: "authenticated as 'agent-3' but claimed endpoint 'agent-0'" in server_log(fleet))
     finally:
         process.stop()
     assert "Successfully registered" not in process.log.read_text()

@@ -24,7 +24,7 @@ RESUME = 30.0
 """Seconds after which a session without a stream ends, as at the listening end."""
 
 
-class Refused(Exception):  # noqa: N818
+class NotAdmitted(Exception):  # noqa: N818
     """The listening end does not open a session; its reason."""
 
 
@@ -52,7 +52,7 @@ class Target:
             async with asyncio.timeout(REPLY_TIMEOUT):
                 reply = await stream.read()
             if reply.kind == REFUSED:
-                raise Refused(reply.payload.decode(errors="replace"))
+                raise NotAdmitted(reply.payload.decode(errors="replace"))
         except BaseException:
             stream.abort()
             raise
@@ -88,7 +88,7 @@ class Dialer:
                     if reply.kind != WELCOME or await self._carry(stream, reply.received):
                         return
                     lost, delay = time.monotonic(), FIRST_DELAY
-                except Refused as error:
+                except NotAdmitted as error:
                     self._tell(f"the server refuses the connection: {error}")
                     delay = AFTER_REFUSAL
                 except BROKEN:
@@ -109,7 +109,7 @@ class Dialer:
 
 
 async def probe(target: Target) -> None:
-    """Ask whether a session would be opened; raise `Refused` with the reason if not."""
+    """Ask whether a session would be opened; raise `NotAdmitted` with the reason if not."""
     stream, _ = await target.greet(Hello(secrets.token_hex(16), secrets.token_hex(16), probe=True))
     with suppress(*BROKEN):
         await stream.end()

@@ -27,7 +27,7 @@ TELL_EVERY = 10.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class ListenerLimits:
     """What a listener allows.
 
     `unfinished` connections may be before the end of their hand-shake, for at most `handshake` seconds. A new one takes
@@ -83,7 +83,7 @@ class Listener:
         context: ssl.SSLContext | None,
         opened: Opened,
         tell: Tell,
-        limits: Limits = Limits(),  # noqa: B008
+        limits: ListenerLimits = ListenerLimits(),  # noqa: B008
     ):
         self._socket, self._context, self._opened, self._tell, self.limits = listening, context, opened, tell, limits
         self._unfinished: dict[asyncio.Task, Arrival] = {}

@@ -17,6 +17,8 @@ MOST_FRAME, MOST_TEXT = 2**24, 2**12
 LONGEST = {HELLO: MOST_TEXT, REFUSED: MOST_TEXT, FRAME: MOST_FRAME}
 """The longest payload by kind; other kinds have none."""
 BUFFER = 2**21
+SHORT = 2**14 - HEADER.size
+"""Bytes of a payload that fits into one record of TLS together with its header."""
 
 
 class BadRecord(Exception):  # noqa: N818
@@ -83,7 +85,11 @@ class Stream:
 
     def write(self, kind: int, received: int = 0, payload: bytes | bytearray | memoryview = b"") -> None:
         """Send a record, as soon as the network takes it."""
-        self._writer.writelines((HEADER.pack(kind, len(payload), received), payload))
+        header = HEADER.pack(kind, len(payload), received)
+        if len(payload) <= SHORT:
+            self._writer.write(header + payload)
+        else:
+            self._writer.writelines((header, payload))
 
     def abort(self) -> None:
         """Close the stream without waiting; what was not sent is lost."""

@@ -27,7 +27,7 @@ from nvflare.fuel.f3.drivers.driver import ConnectorInfo
 from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 
 from perfedrl.federation.connections.dialer import Dialer, Target
-from perfedrl.federation.connections.listener import Limits, Listener, Peer
+from perfedrl.federation.connections.listener import Listener, ListenerLimits, Peer
 from perfedrl.federation.connections.session import Session, SessionOver
 from perfedrl.federation.connections.streams import Stream, client_context, server_context
 from perfedrl.federation.private_sockets import bind_privately, check_socket_path
@@ -83,7 +83,7 @@ class SessionConnection(Connection):
 class SessionDriver(BaseDriver):
     """What both drivers have in common."""
 
-    limits = Limits()
+    limits = ListenerLimits()
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class UnixDriver(SessionDriver):
     A stream breaks only when the process at its other end dies, so the session ends with it.
     """
 
-    limits = Limits(resume=0.0, per_name=1000)
+    limits = ListenerLimits(resume=0.0, per_name=1000)
 
     @staticmethod
     def supported_transports() -> list[str]:

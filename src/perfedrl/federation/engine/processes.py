@@ -15,7 +15,7 @@ from cryptography import x509
 from nvflare.lighter.utils import verify_folder_signature
 
 from perfedrl.errors import UserError
-from perfedrl.federation.connections.dialer import INSTANCE, Refused, Target, probe
+from perfedrl.federation.connections.dialer import INSTANCE, NotAdmitted, Target, probe
 from perfedrl.federation.connections.streams import BROKEN, client_context
 from perfedrl.federation.engine.bridge import SOCKET
 from perfedrl.federation.engine.driver import CONNECTION_LOG, SOCKETS
@@ -111,7 +111,7 @@ def check_server(kit: Kit) -> bool:
     try:
         asyncio.run(probe(Target(host, port, context)))
         return True
-    except Refused as error:
+    except NotAdmitted as error:
         raise UserError(f"the server refuses this kit: {error}") from error
     except ssl.SSLCertVerificationError as error:
         raise UserError(_reason(error, host)) from error
