@@ -10,8 +10,7 @@ import psutil
 import pytest
 import real_fleet
 from faulty_proxy import FaultyProxy
-from test_hostile_agents import connected, wait_until
-from test_network import rounds_in, same_bits
+from real_fleet import connected, rounds_in, same_bits, wait_until
 
 from perfedrl.federation.engine import local_fleet, processes, provision
 from perfedrl.federation.engine.admin_session import ServerUnreachable

@@ -4,7 +4,6 @@ import os
 import socket
 import ssl
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,11 +12,11 @@ import lying_agent
 import numpy as np
 import pytest
 import real_fleet
+from real_fleet import connected, wait_until
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
 from perfedrl.federation.connections.streams import HEADER, HELLO, Hello
-from perfedrl.federation.engine.admin_session import Operator
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
@@ -130,14 +129,6 @@ def test_connections_without_a_certificate_of_the_fleet_are_rejected(fleet, tmp_
         check_server(other)
 
 
-def connected(fleet):
-    operator = Operator(fleet)
-    try:
-        return operator.connected()
-    finally:
-        operator.close()
-
-
 def test_a_kit_cannot_act_as_another_agent(fleet, tmp_path):
     thief = Kit(fleet.kit("agent-3"))
     process = client_process(thief)
@@ -167,14 +158,6 @@ def test_a_revoked_kit_cannot_connect(fleet, run, tmp_path):
 
 def server_log(fleet):
     return (fleet.server / "server.log").read_text(errors="replace")
-
-
-def wait_until(condition, seconds=180.0):
-    """Wait for a condition, with a limit that a loaded machine meets."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.5)
 
 
 def test_a_second_join_and_a_second_server_are_rejected(fleet, run):

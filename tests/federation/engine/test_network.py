@@ -1,11 +1,10 @@
 """Real fleets over TLS: the simulator's bits, through crashes of every process."""
 
-import jax
 import numpy as np
 import pytest
 import real_fleet
+from real_fleet import rounds_in, same_bits
 
-from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.answer_store import AnswerStore
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine.fleet_folder import Kit
@@ -24,19 +23,6 @@ ALGORITHMS = {
 def fleet(tmp_path_factory):
     with real_fleet.running_fleet(tmp_path_factory.mktemp("live")) as fleet:
         yield fleet
-
-
-def same_bits(networked, wanted, folder):
-    simulated = simulate(wanted, folder)
-    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
-    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
-    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
-
-
-def rounds_in(events):
-    return [event["round"] for event in events if event["event"] == "round"]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
