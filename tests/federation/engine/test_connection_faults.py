@@ -75,6 +75,20 @@ def test_a_run_through_a_faulty_network_has_the_simulators_bits(fleet, proxy, tm
     same_bits(run, wanted, tmp_path)
 
 
+def test_an_agents_hanging_process_is_replaced(fleet, tmp_path):
+    """Its connections stay open, and all agents are needed: without a new job the run would end in an error."""
+    wanted = real_fleet.slow(12)
+    training = real_fleet.Training(fleet, wanted, deadline=10.0, patience=600.0)
+    training.until(2)
+    (hanging,) = real_fleet.processes("worker_process", fleet.kit("agent-2"))
+    hanging.suspend()
+    run, events = training.result()
+    assert [event["agents"] for event in events if event["event"] == "membership"] == [["agent-2"]]
+    assert not hanging.is_running()
+    assert rounds_in(events) == list(range(12))
+    same_bits(run, wanted, tmp_path)
+
+
 @contextmanager
 def strangers(port, count):
     """Connections that send nothing; those that the server closes are opened again."""

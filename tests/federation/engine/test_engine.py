@@ -82,6 +82,7 @@ def test_a_job_sets_the_agents_polling_interval_and_contains_no_code(tmp_path):
     assert meta["deploy_map"] == {"app": ["server", "agent-0", "agent-2"]}
     assert server["server"]["task_request_interval"] == jobs.REQUEST_INTERVAL
     assert server["workflows"][0]["args"] == {"control": str(tmp_path / "run"), "generation": 7}
+    assert client["get_task_timeout"] == client["submit_task_result_timeout"] == jobs.REPLY_TIMEOUT
     assert client["executors"][0]["executor"] == {"path": provision.BRIDGE, "args": {"seconds": 30.0}}
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json"}
 
@@ -468,6 +469,34 @@ def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(flee
     assert operator.asked >= 10
     assert operator.aborted == []
     assert not any(event["event"] in ("membership", "job lost") for event in run_folder.events())
+
+
+class Silent(Training):
+    """A server whose job goes on, with an agent that has a process for it but does not answer."""
+
+    def idle(self, job):
+        return set()
+
+
+@pytest.mark.parametrize(("word", "ends"), [("lost", True), ("waiting", False)])
+def test_a_connected_agent_that_stays_silent_is_taken_into_a_new_job(fleet, monkeypatch, word, ends):
+    wanted = real_fleet.config(f"hanging-{word}")
+    run_folder, operator, now = supervisor.prepare(fleet, wanted, Terms(3)), Silent(), [0.0]
+
+    def watch(view):
+        now[0] += 5.0
+        progress = {"generation": run_folder.generation(), "phase": "update", "round": 1, "agents": {"agent-1": word}}
+        progress |= {"phase": "finished"} if operator.asked == 20 else {}
+        run_folder.write_progress(progress)
+
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
+    agents = watching._gather(operator)
+    job = watching._submit(operator, agents)
+    assert watching._watch_job(operator, job, set(agents)) is not ends
+    assert [event["agents"] for event in run_folder.events() if event["event"] == "membership"] == [["agent-1"]] * ends
+    assert operator.aborted == ["job"] * ends
 
 
 def test_a_terminal_shows_what_the_agents_daemon_says(tmp_path):

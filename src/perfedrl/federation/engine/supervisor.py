@@ -30,6 +30,8 @@ SETTLE = 10.0
 """Seconds in which a job reaches all its agents."""
 READMIT = 30.0
 """Seconds after which an agent that left a job is taken into a new one; doubled each time."""
+STUCK = 10.0
+"""Seconds after which a connected agent that missed a deadline and stays silent is taken into a new job."""
 LEAST_DISK = 2**20
 MOST_FRUITLESS = 5
 """Jobs in a row that may end without a round before the supervisor gives up."""
@@ -222,7 +224,7 @@ class Supervisor:
     def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
         """Poll a job until the run or the job ends, or until agents are to be taken in; return whether all is done."""
         generation, began = self.run_folder.generation(), time.monotonic()
-        polled, idle, connected = began, set[str](), set(agents)
+        polled, idle, connected, silent = began, set[str](), set(agents), dict[str, float]()
         while True:
             time.sleep(POLL)
             progress = self.run_folder.progress()
@@ -246,11 +248,20 @@ class Supervisor:
                 return phase == "finished"
             connected = operator.connected() & set(self._members)
             without, idle = idle, connected & operator.idle(job)
-            if polled - began > SETTLE and (coming := self._to_readmit(idle & without)):
+            silent = self._silent_since(silent, connected, progress, polled)
+            stuck = {name for name, since in silent.items() if polled - since > STUCK}
+            if polled - began > SETTLE and (coming := self._to_readmit((idle & without) | stuck)):
                 self.run_folder.log("membership", agents=coming)
                 with suppress(RequestDeclined):
                     operator.abort(job)
                 return False
+
+    def _silent_since(
+        self, before: dict[str, float], connected: set[str], progress: dict[str, Any], now: float
+    ) -> dict[str, float]:
+        """When each connected agent that missed a deadline was first seen silent; its process may hang."""
+        lost = {name for name, word in progress.get("agents", {}).items() if word == "lost"}
+        return {name: before.get(name, now) for name in lost & connected}
 
     def _to_readmit(self, idle: set[str]) -> list[str]:
         """The idle agents to take in with a new job; the interval doubles for an agent that does not stay."""
