@@ -28,6 +28,16 @@ from perfedrl.federation.engine.local_fleet import free_port
 from perfedrl.federation.engine.provision import init
 
 
+def keeping(frames, pause=0.0):
+    """Keep frames in a list, and pause after each."""
+
+    def deliver(frame):
+        frames.append(frame)
+        return pause
+
+    return deliver
+
+
 class Server:
     """A listener that keeps what arrives, by endpoint; `told` is what a person would be told."""
 
@@ -37,7 +47,7 @@ class Server:
     async def opened(self, peer):
         frames = self.received.setdefault(peer.hello.endpoint, [])
         self.peers[peer.hello.endpoint] = peer
-        peer.deliver = frames.append
+        peer.deliver = keeping(frames)
 
         async def ended():
             self.ended.append(peer.hello.endpoint)
@@ -73,7 +83,7 @@ async def dialing(target, endpoint="agent", instance="", **more):
     def tell(line):
         client.told.append(line)
 
-    client = Dialer(target, endpoint, opened, received.append, tell, **more)
+    client = Dialer(target, endpoint, opened, keeping(received), tell, **more)
     client.received, client.opened, client.told = received, asyncio.Event(), []
     client._hello = Hello(client._hello.session, instance, endpoint)
     task = client.task = asyncio.ensure_future(client.run())
@@ -173,6 +183,22 @@ def test_a_session_that_the_server_forgot_ends():
     asyncio.run(main())
 
 
+def test_a_peer_that_is_held_back_holds_back_nobody_else():
+    async def main():
+        async with listening() as server, dialing(Target("127.0.0.1", server.port), "slow") as slow:
+            await slow.opened.wait()
+            server.peers["slow"].deliver = keeping(server.received["slow"], 1000.0)
+            async with dialing(Target("127.0.0.1", server.port), "other") as other:
+                for k in range(10):
+                    slow.session.send(bytes([k]))
+                    other.session.send(bytes([k]))
+                await until(lambda: len(server.received.get("other", ())) == 10)
+                await until(lambda: server.received["slow"])
+                assert server.received["slow"] == [b"\0"]
+
+    asyncio.run(main())
+
+
 def test_either_end_ends_a_session_after_its_last_frames():
     async def main():
         async with listening() as server, dialing(Target("127.0.0.1", server.port)) as client:
@@ -194,7 +220,7 @@ def test_either_end_ends_a_session_after_its_last_frames():
 @pytest.mark.parametrize("count", [-1, 1, 10**6], ids=["fewer", "one more", "many more"])
 def test_acknowledgements_of_frames_that_were_not_sent_end_the_stream(count):
     async def main():
-        ours = session.Session(lambda _: None)
+        ours = session.Session(keeping([]))
         ours._acknowledged = ours._written = 5
         with pytest.raises(BadRecord):
             ours._acknowledge(5 + count)

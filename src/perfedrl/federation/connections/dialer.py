@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfedrl.federation.connections.session import Session
+from perfedrl.federation.connections.session import Deliver, Session
 from perfedrl.federation.connections.streams import BROKEN, BUFFER, HELLO, REFUSED, WELCOME, Hello, Record, Stream
 
 INSTANCE = "PERFEDRL_INSTANCE"
@@ -70,7 +70,7 @@ class Dialer:
         target: Target,
         endpoint: str,
         opened: Opened,
-        deliver: Callable[[bytes], None],
+        deliver: Deliver,
         tell: Callable[[str], None],
         resume: float = RESUME,
     ):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from perfedrl.federation.connections.session import Session
+from perfedrl.federation.connections.session import Deliver, Session
 from perfedrl.federation.connections.streams import (
     BROKEN,
     HELLO,
@@ -58,7 +58,7 @@ class Peer:
     name: str
     hello: Hello
     addresses: tuple[str, str]
-    deliver: Callable[[bytes], None] = lambda _: None
+    deliver: Deliver = lambda _: 0.0
     ended: Callable[[], Awaitable[None]] | None = None
     expiry: asyncio.TimerHandle | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

@@ -21,6 +21,8 @@ from perfedrl.federation.connections.streams import (
 )
 
 Payload = bytes | bytearray | memoryview
+Deliver = Callable[[bytes], float]
+"""Takes a frame; returns the seconds to wait before the next one is read, which holds back the peer and nobody else."""
 
 PING_EVERY = 2.0
 """Seconds between two signs of life."""
@@ -43,7 +45,7 @@ class Session:
     Made and used in the event loop's thread, but for `send` and `close`, which any thread may call.
     """
 
-    def __init__(self, deliver: Callable[[bytes], None]):
+    def __init__(self, deliver: Deliver):
         self.over, self.heard, self.received = False, time.monotonic(), 0
         self._deliver, self._loop, self._thread = deliver, asyncio.get_running_loop(), threading.current_thread()
         self._outbox: deque[Payload] = deque()
@@ -121,10 +123,12 @@ class Session:
                 record = await stream.read()
                 if self._stream is not stream:
                     return False
-                if self._take(stream, record):
+                if record.kind == BYE:
                     self._stream = None
                     await stream.end()
                     return True
+                if pause := self._take(stream, record):
+                    await asyncio.sleep(pause)
         except BROKEN:
             return False
         finally:
@@ -133,21 +137,22 @@ class Session:
             if self._stream is stream:
                 self._stream = None
 
-    def _take(self, stream: Stream, record: Record) -> bool:
-        """Process one record; return whether it ends the session."""
+    def _take(self, stream: Stream, record: Record) -> float:
+        """Process one record; return the seconds to wait before the next one."""
         self.heard = time.monotonic()
         self._acknowledge(record.received)
         if record.kind == FRAME:
             self.received += 1
-            self._deliver(record.payload)
+            pause = self._deliver(record.payload)
             self._unreported = [self._unreported[0] + 1, self._unreported[1] + len(record.payload)]
             if self._unreported[0] >= UNREPORTED_FRAMES or self._unreported[1] >= UNREPORTED_BYTES:
                 self._write(stream, ACKNOWLEDGE)
-        elif record.kind == PING:
+            return pause
+        if record.kind == PING:
             self._write(stream, PONG)
-        elif record.kind not in (PONG, ACKNOWLEDGE, BYE):
+        elif record.kind not in (PONG, ACKNOWLEDGE):
             raise BadRecord(f"a record of kind {record.kind} within a session")
-        return record.kind == BYE
+        return 0.0
 
     def _write(self, stream: Stream, kind: int, payload: Payload = b"") -> None:
         self._unreported = [0, 0]  # every record says how many frames have arrived

@@ -12,7 +12,7 @@ from typing import Any
 HELLO, WELCOME, REFUSED, UNKNOWN, FRAME, ACKNOWLEDGE, PING, PONG, BYE = range(1, 10)
 HEADER = struct.Struct(">BIQ")
 """A record's kind, the length of its payload, and the number of frames that its sender has received."""
-MOST_FRAME, MOST_TEXT = 2**24, 2**12
+MOST_FRAME, MOST_TEXT = 2**22, 2**12
 """The longest frame, and the longest greeting or reason, in bytes; NVFlare cuts messages into frames of 1 MiB."""
 LONGEST = {HELLO: MOST_TEXT, REFUSED: MOST_TEXT, FRAME: MOST_FRAME}
 """The longest payload by kind; other kinds have none."""
