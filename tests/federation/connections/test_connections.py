@@ -3,7 +3,7 @@
 import asyncio
 import random
 import socket
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 from faulty_proxy import FaultyProxy
@@ -12,6 +12,7 @@ from perfedrl.federation.connections import dialer, session
 from perfedrl.federation.connections.dialer import Dialer, NotAdmitted, Target, probe
 from perfedrl.federation.connections.listener import Listener, ListenerLimits
 from perfedrl.federation.connections.streams import (
+    BROKEN,
     FRAME,
     HEADER,
     HELLO,
@@ -23,6 +24,7 @@ from perfedrl.federation.connections.streams import (
     client_context,
     server_context,
 )
+from perfedrl.federation.engine.driver import is_agent
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.local_fleet import free_port
 from perfedrl.federation.engine.provision import init
@@ -63,7 +65,7 @@ async def listening(context=None, limits=ListenerLimits()):  # noqa: B008
     """A running server and its port."""
     server, bound = Server(), socket.create_server(("127.0.0.1", 0))
     server.port = bound.getsockname()[1]
-    server.listener = Listener(bound, context, server.opened, server.tell, limits)
+    server.listener = Listener(bound, context, server.opened, server.tell, is_agent, limits)
     task = asyncio.ensure_future(server.listener.run())
     try:
         yield server
@@ -344,6 +346,8 @@ def test_a_second_copy_of_a_kit_is_refused_while_the_first_answers_and_told(flee
                     await until(lambda: second.told)
                     assert "agent-0 is connected already, from " in second.told[0]
                     assert not second.opened.is_set()
+                async with dialing(target, "agent-0", "") as nameless:
+                    await until(lambda: nameless.told)
                 with pytest.raises(NotAdmitted, match="stop that one first"):
                     await probe(target)
                 assert first.session.attached
@@ -387,16 +391,36 @@ def test_a_restarted_process_replaces_its_predecessors_session(fleet):
     asyncio.run(main())
 
 
-def test_one_certificate_has_a_bounded_number_of_sessions(fleet):
+def test_one_certificate_has_a_bounded_number_of_sessions_and_streams(fleet):
     async def main():
-        async with listening(server_tls(fleet), ListenerLimits(per_name=2)) as server:
+        async with listening(server_tls(fleet), ListenerLimits(per_name=2)) as server, AsyncExitStack() as stack:
             target = target_of(fleet, server.port)
-            async with dialing(target, "a") as first, dialing(target, "b") as second, dialing(target, "c") as third:
-                await until(lambda: [first.session.attached, second.session.attached, bool(third.told)].count(True) > 1)
-                await until(lambda: len(server.told) == 1)
-                assert len(server.listener.peers) == 2
-                async with dialing(target_of(fleet, server.port, "agent-1"), "d") as another:
-                    await until(lambda: another.session.attached)
+            for name in ("a", "b"):
+                client = await stack.enter_async_context(dialing(target, name))
+                await client.opened.wait()
+            third = await stack.enter_async_context(dialing(target, "c"))
+            await until(lambda: third.told)
+            assert "has 2 connections already; another one from 127.0.0.1:" in server.told[0][1]
+            assert set(server.received) == {"a", "b"}
+            server.listener._streams["agent-0"] += 2
+            with suppress(*BROKEN):
+                await target.greet(Hello("one stream too many"))
+                pytest.fail("the server replied")
+            another = await stack.enter_async_context(dialing(target_of(fleet, server.port, "agent-1"), "d"))
+            await another.opened.wait()
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_reads_nothing_takes_a_bounded_part_of_the_memory(monkeypatch):
+    monkeypatch.setattr(session, "MOST_WAITING", 1000)
+
+    async def main():
+        ours = session.Session(keeping([]))
+        for _ in range(10):
+            ours.send(bytes(100))
+        with pytest.raises(session.SessionOver, match="takes no more frames"):
+            ours.send(bytes(100))
 
     asyncio.run(main())
 

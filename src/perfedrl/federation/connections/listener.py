@@ -38,7 +38,7 @@ class ListenerLimits:
 
     unfinished: int = 256
     handshake: float = 10.0
-    per_name: int = 16
+    per_name: int = 8
     resume: float = 30.0
     answer: float = 5.0
 
@@ -70,6 +70,8 @@ class Peer:
 
 Opened = Callable[[Peer], Awaitable[None]]
 """Called for a new session, before its first frame; it sets the peer's `deliver` and `ended`."""
+Alone = Callable[[str], bool]
+"""Whether a name belongs to one process and its descendants, as an agent's does."""
 Tell = Callable[[str, str], None]
 """Called with a name and a sentence about it, for what a person should know."""
 
@@ -83,9 +85,12 @@ class Listener:
         context: ssl.SSLContext | None,
         opened: Opened,
         tell: Tell,
+        alone: Alone,
         limits: ListenerLimits = ListenerLimits(),  # noqa: B008
     ):
-        self._socket, self._context, self._opened, self._tell, self.limits = listening, context, opened, tell, limits
+        self._socket, self._context, self._opened = listening, context, opened
+        self._tell, self._alone, self.limits = tell, alone, limits
+        self._streams: Counter[str] = Counter()
         self._unfinished: dict[asyncio.Task, Arrival] = {}
         self._tasks: set[asyncio.Task] = set()
         self._told: dict[str, float] = {}
@@ -156,14 +161,17 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None
         self._unfinished.pop(task, None)
+        name = stream.common_name
+        self._streams[name] += 1
         try:
-            await self._admit(stream, hello, record.received)
+            if self._streams[name] <= 2 * self.limits.per_name:  # a stream may break before this end notices
+                await self._admit(name, stream, hello, record.received)
         finally:
+            self._streams[name] -= 1
             stream.abort()
 
-    async def _admit(self, stream: Stream, hello: Hello, received: int) -> None:
+    async def _admit(self, name: str, stream: Stream, hello: Hello, received: int) -> None:
         """Open or continue a session, and carry its frames; or say why not."""
-        name = stream.common_name
         if (peer := self._known(name, hello)) is None:
             if hello.resume:
                 stream.write(UNKNOWN)
@@ -214,7 +222,7 @@ class Listener:
         if len(peers) >= self.limits.per_name:
             self._refused(name, f"has {len(peers)} connections already; another one from {address} was refused")
             return f"{name} has {len(peers)} connections already"
-        others = [peer for peer in peers if hello.instance and peer.hello.instance != hello.instance]
+        others = [peer for peer in peers if self._alone(name) and peer.hello.instance != hello.instance]
         if not others:
             return ""
         first = others[0].addresses[1]

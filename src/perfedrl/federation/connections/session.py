@@ -29,8 +29,7 @@ PING_EVERY = 2.0
 SILENCE = 10.0
 """Seconds without a sign of life after which a stream counts as broken."""
 MOST_WAITING = 2**26
-"""Bytes that may wait for their acknowledgement before `send` blocks."""
-SEND_TIMEOUT = 30.0
+"""Bytes that may wait for their acknowledgement; NVFlare has a window of 16 MiB for one message."""
 UNREPORTED_FRAMES, UNREPORTED_BYTES = 64, 2**20
 """Frames, and bytes, after which their arrival is acknowledged by a record of its own."""
 
@@ -47,20 +46,18 @@ class Session:
 
     def __init__(self, deliver: Deliver):
         self.over, self.heard, self.received = False, time.monotonic(), 0
-        self._deliver, self._loop, self._thread = deliver, asyncio.get_running_loop(), threading.current_thread()
+        self._deliver, self._loop = deliver, asyncio.get_running_loop()
         self._outbox: deque[Payload] = deque()
         self._acknowledged = self._written = 0
-        self._waiting, self._room = 0, threading.Condition()
+        self._waiting, self._lock = 0, threading.Lock()
         self._stream: Stream | None = None
         self._unreported = [0, 0]
 
     # --- any thread
 
     def send(self, frame: Payload) -> None:
-        """Send a frame; waits while too much is under way, except in the event loop's thread."""
-        with self._room:
-            if threading.current_thread() is not self._thread:
-                self._room.wait_for(lambda: self.over or self._waiting < MOST_WAITING, SEND_TIMEOUT)
+        """Send a frame; never waits, since a peer that reads nothing must not hold up the threads of the engine."""
+        with self._lock:
             if self.over or self._waiting >= MOST_WAITING:
                 raise SessionOver("the session has ended" if self.over else "the peer takes no more frames")
             self._outbox.append(frame)
@@ -84,9 +81,8 @@ class Session:
 
     def end(self) -> None:
         """End the session now."""
-        with self._room:
+        with self._lock:
             self.over = True
-            self._room.notify_all()
         if self._stream is not None:
             self._flush()
             self._stream.write(BYE, self.received)
@@ -162,7 +158,7 @@ class Session:
         """Write the frames that are not on the current stream yet."""
         if self._stream is None:
             return
-        with self._room:
+        with self._lock:
             frames = list(islice(self._outbox, self._written - self._acknowledged, None))
         for frame in frames:
             self._write(self._stream, FRAME, frame)
@@ -170,7 +166,7 @@ class Session:
 
     def _rewind(self, count: int) -> None:
         """Begin a new stream at the first frame that the peer does not have."""
-        with self._room:
+        with self._lock:
             self._written = self._acknowledged + len(self._outbox)
         self._acknowledge(count)
         self._written = count
@@ -180,11 +176,10 @@ class Session:
         if not self._acknowledged <= count <= self._written:
             raise BadRecord(f"{count} frames are acknowledged, of {self._acknowledged} to {self._written}")
         if count > self._acknowledged:
-            with self._room:
+            with self._lock:
                 for _ in range(count - self._acknowledged):
                     self._waiting -= len(self._outbox.popleft())
                 self._acknowledged = count
-                self._room.notify_all()
 
     async def _watch(self, stream: Stream) -> None:
         """Give signs of life, and abort the stream when the peer gives none."""

@@ -42,8 +42,8 @@ class Record:
 class Hello:
     """The first record of whoever connects.
 
-    `session` names the session to open or, with `resume`, to continue; `instance` names the start of `join` or is
-    empty; `endpoint` is the engine's name of the process. A `probe` asks whether a session would be opened.
+    `session` names the session to open or, with `resume`, to continue; `instance` names the start of `join`;
+    `endpoint` is the engine's name of the process. A `probe` asks whether a session would be opened.
     """
 
     session: str

@@ -30,6 +30,7 @@ from perfedrl.federation.connections.dialer import Dialer, Target
 from perfedrl.federation.connections.listener import Listener, ListenerLimits, Peer
 from perfedrl.federation.connections.session import Session, SessionOver
 from perfedrl.federation.connections.streams import Stream, client_context, server_context
+from perfedrl.federation.engine.fleet_folder import OPERATOR
 from perfedrl.federation.private_sockets import bind_privately, check_socket_path
 
 SCHEME, UNIX = "tcp", "perfedrl-unix"
@@ -120,7 +121,7 @@ class SessionDriver(BaseDriver):
             peer.ended = lambda: asyncio.to_thread(self.close_connection, connection)
 
         async def run() -> None:
-            await Listener(*self.listening(connector.params), opened, tell, self.limits).run()
+            await Listener(*self.listening(connector.params), opened, tell, is_agent, self.limits).run()
 
         self._wait(run())
 
@@ -231,6 +232,11 @@ class UnixDriver(SessionDriver):
 
 
 DRIVERS: dict[str, type[SessionDriver]] = {SCHEME: TlsDriver, "s" + SCHEME: TlsDriver, UNIX: UnixDriver}
+
+
+def is_agent(name: str) -> bool:
+    """Whether a certificate's name is an agent's: the operator may run several commands at once."""
+    return name not in ("", OPERATOR)
 
 
 def _remove_if_dead(path: Path) -> None:

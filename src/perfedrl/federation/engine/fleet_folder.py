@@ -16,7 +16,8 @@ from typing import Any
 from perfedrl.errors import UserError
 
 ABOUT, OPERATOR = "fleet.json", "operator@perfedrl.fleet"
-FORMAT = 1
+FORMAT = 2
+"""Kits of format 1 connect by gRPC."""
 
 
 @dataclass(frozen=True)
