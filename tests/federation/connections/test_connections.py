@@ -21,6 +21,7 @@ from perfedrl.federation.connections.streams import (
     WELCOME,
     BadRecord,
     Hello,
+    Record,
     client_context,
     server_context,
 )
@@ -148,6 +149,40 @@ def test_a_stream_without_signs_of_life_is_replaced(monkeypatch):
             client.session.send(b"held back")
             await until(lambda: server.received["agent"] == [b"held back"])
             assert client.session._stream is not stuck
+
+    asyncio.run(main())
+
+
+class Scripted:
+    """A stream whose records the test provides; it yields those that had arrived even after it was given up."""
+
+    def __init__(self):
+        self.records = asyncio.Queue()
+
+    async def read(self):
+        return await self.records.get()
+
+    def write(self, *_):
+        pass
+
+    abort = write
+
+
+def test_a_frame_that_had_arrived_on_a_stream_that_was_given_up_is_not_delivered_twice():
+    async def main():
+        received, old, new = [], Scripted(), Scripted()
+        ours = session.Session(keeping(received))
+        carrying = [asyncio.ensure_future(ours.carry(old, 0))]
+        await until(lambda: ours.attached)
+        ours.detach()
+        carrying.append(asyncio.ensure_future(ours.carry(new, 0)))
+        await until(lambda: ours.attached)
+        await old.records.put(Record(FRAME, 0, b"first"))
+        assert await carrying[0] is False
+        await new.records.put(Record(FRAME, 0, b"first"))
+        await until(lambda: received)
+        assert (received, ours.received) == ([b"first"], 1)
+        carrying[1].cancel()
 
     asyncio.run(main())
 
