@@ -17,11 +17,14 @@ from perfedrl.federation.connections.streams import (
     HEADER,
     HELLO,
     MOST_FRAME,
+    MOST_TEXT,
+    PING,
     UNKNOWN,
     WELCOME,
     BadRecord,
     Hello,
     Record,
+    Stream,
     client_context,
     server_context,
 )
@@ -302,19 +305,18 @@ def test_whoever_sends_no_greeting_is_disconnected(records):
     asyncio.run(main())
 
 
-def test_a_frame_beyond_the_limit_ends_its_stream_before_it_is_read():
-    async def main():
-        async with listening() as server:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(HEADER.pack(HELLO, len(HELLO_BYTES), 0) + HELLO_BYTES)
-            await reader.readexactly(HEADER.size)
-            writer.write(HEADER.pack(FRAME, MOST_FRAME + 1, 0))
-            async with asyncio.timeout(60):
-                with suppress(ConnectionError):
-                    await reader.read()
-            assert server.received[""] == []
+@pytest.mark.parametrize(("kind", "length"), [(FRAME, MOST_FRAME), (HELLO, MOST_TEXT), (PING, 0)])
+def test_a_record_beyond_its_limit_is_rejected_before_it_is_read(kind, length):
+    async def read(announced):
+        reader = asyncio.StreamReader()
+        reader.feed_data(HEADER.pack(kind, announced, 0))
+        reader.feed_eof()
+        return await Stream(reader, None).read()
 
-    asyncio.run(main())
+    with pytest.raises(BadRecord):
+        asyncio.run(read(length + 1))
+    with suppress(EOFError):
+        assert asyncio.run(read(length)).kind == kind
 
 
 def test_idle_strangers_make_room_for_whoever_finishes_the_hand_shake():
