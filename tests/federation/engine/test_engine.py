@@ -450,6 +450,15 @@ class Training(Stub):
         return {"agent-2"}
 
 
+def follow(fleet, run_folder, operator, watch, now, monkeypatch):
+    """Submit a job and watch it by a clock that the test moves; return whether the run is finished."""
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
+    agents = watching._gather(operator)
+    return watching._watch_job(operator, watching._submit(operator, agents), set(agents))
+
+
 def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(fleet, monkeypatch):
     wanted = real_fleet.config("undisturbed", fleet={**real_fleet.MDPS, "agents": 2})
     run_folder, operator, now = supervisor.prepare(fleet, wanted, Terms(2)), Training(), [0.0]
@@ -460,12 +469,7 @@ def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(flee
             progress = {"generation": run_folder.generation(), "phase": "trained", "round": wanted.rounds}
             run_folder.write_progress(progress)
 
-    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
-    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
-    agents = watching._gather(operator)
-    job = watching._submit(operator, agents)
-    assert watching._watch_job(operator, job, set(agents)) is False, "the next job takes the newcomer in"
+    assert follow(fleet, run_folder, operator, watch, now, monkeypatch) is False, "the next job takes the newcomer in"
     assert operator.asked >= 10
     assert operator.aborted == []
     assert not any(event["event"] in ("membership", "job lost") for event in run_folder.events())
@@ -489,12 +493,7 @@ def test_a_connected_agent_that_stays_silent_is_taken_into_a_new_job(fleet, monk
         progress |= {"phase": "finished"} if operator.asked == 20 else {}
         run_folder.write_progress(progress)
 
-    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
-    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
-    agents = watching._gather(operator)
-    job = watching._submit(operator, agents)
-    assert watching._watch_job(operator, job, set(agents)) is not ends
+    assert follow(fleet, run_folder, operator, watch, now, monkeypatch) is not ends
     assert [event["agents"] for event in run_folder.events() if event["event"] == "membership"] == [["agent-1"]] * ends
     assert operator.aborted == ["job"] * ends
 
