@@ -20,7 +20,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
 """Seconds before the next attempt to connect, at first and at most."""
 AFTER_REFUSAL = 10.0
 CONNECT_TIMEOUT, REPLY_TIMEOUT = 10.0, 20.0
-RESUME = 30.0
+RESUME = 15.0
 """Seconds after which a session without a stream ends, as at the listening end."""
 
 

@@ -39,7 +39,7 @@ class ListenerLimits:
     unfinished: int = 256
     handshake: float = 10.0
     per_name: int = 8
-    resume: float = 30.0
+    resume: float = 15.0
     answer: float = 5.0
 
 
