@@ -145,7 +145,7 @@ def test_an_upload_beyond_the_budget_is_refused_and_costs_nothing(tmp_path):
     refused = ask(1)
     assert refused.fields["message"] == (
         f"this agent's privacy budget is spent: with this upload epsilon would be {loss(4.0, 4.0):.4g} at delta 1e-05, "
-        f"its limit is 3, and {loss(4.0):.4g} is spent by 1 uploads"
+        f"its limit is 3, and its uploads so far, 1 with noise, have spent {loss(4.0):.4g}"
     )
     assert entries(ask) == [("r", 4.0, 1)]
     assert ask().kind == "upload", "what was uploaded may be sent again"

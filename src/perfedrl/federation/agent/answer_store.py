@@ -71,11 +71,10 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """An upload, whether it is newly computed, and the number of noised uploads so far."""
+    """An upload, and whether it is newly computed."""
 
     upload: Tensors
     fresh: bool
-    releases: int
 
 
 class AnswerStore:
@@ -110,7 +109,7 @@ class AnswerStore:
         check_releases(run, record.releases, noised)
         if round_ == record.round and digest == record.digest:
             self.join(run, generation, start)
-            return Answer(record.upload, False, record.releases)
+            return Answer(record.upload, False)
         before = record.before
         if round_ > record.round:
             record = replace(
@@ -126,7 +125,7 @@ class AnswerStore:
         releases = record.releases + (noised is not None)
         record = replace(record, **about, upload=upload, before=before, after=after, releases=releases)
         self._save(run, record)
-        return Answer(upload, True, record.releases)
+        return Answer(upload, True)
 
     def state(self, run: str, generation: int, round_: int, start: Tensors) -> Tensors:
         """The agent's state after `round_` rounds."""

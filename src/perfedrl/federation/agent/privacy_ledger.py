@@ -83,7 +83,8 @@ class PrivacyLedger:
         if then > limit:
             raise UserError(
                 f"this agent's privacy budget is spent: with this upload epsilon would be {then:.4g} at delta "
-                f"{delta:g}, its limit is {limit:g}, and {self.loss(delta):.4g} is spent by {self.noised()} uploads"
+                f"{delta:g}, its limit is {limit:g}, and its uploads so far, {self.noised()} with noise, have spent "
+                f"{self.loss(delta):.4g}"
             )
 
     def record(self, run: str, clip: float | None, noise: float) -> None:
