@@ -9,7 +9,7 @@ reveals what the sum reveals.
 For every experience the integers z have a sum of squares of at most B = floor((SIGMA / noise)^2), which `grid_steps`
 checks in integer arithmetic. Those of two experiences therefore have a distance of at most 2 sqrt(B). For the discrete
 Gaussian the Renyi divergence of order a between two integer shifts is at most a times their squared distance over
-2 SIGMA^2 (Canonne, Kamath and Steinke 2020, Proposition 5), and those of independent coordinates add. So an upload is
+2 SIGMA^2 (Canonne, Kamath and Steinke 2020, Theorem 4), and those of independent coordinates add. So an upload is
 rho-zero-concentrated differentially private with rho = 4 B / (2 SIGMA^2) <= 2 / noise^2, which is
 `privacy.concentrated_cost(noise)`.
 """
