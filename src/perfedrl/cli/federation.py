@@ -77,7 +77,7 @@ def server(folder: FleetArgument) -> None:
 def join(
     kit: Annotated[Path, typer.Argument(help="This agent's start-up kit.")],
     agent_config: Annotated[
-        Path | None, typer.Option(help="A TOML file with the agent's environment, limits and trust.")
+        Path | None, typer.Option(help="A TOML file with the agent's environment, limits, privacy and trust.")
     ] = None,
     env: Annotated[
         str | None, typer.Option(help="Or only an environment: a name, or module:function for your own.")

@@ -208,7 +208,7 @@ def test_an_agent_that_rejects_the_plan_is_named_at_once(agents, tmp_path):
         train(new_run(tmp_path, patience=60.0), InProcessAgents(agents, {("prepare", 0): refuse}))
 
 
-@pytest.mark.parametrize("said", ["lots", "nan", "-1", "inf"])
+@pytest.mark.parametrize("said", ["lots", "nan", "-1", "-inf"])
 def test_invalid_reports_beside_an_upload_are_ignored(agents, tmp_path, said):
     def lie(answers):
         frame = decode(answers.frames["agent-0"])
@@ -334,12 +334,14 @@ def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused
 
 
 @pytest.mark.slow
-def test_the_privacy_loss_is_logged_in_every_round(agents, tmp_path):
+def test_the_privacy_loss_is_logged_in_every_round(tmp_path):
+    made = make_agent_config({"fleet": dict(MDPS)})
+    agents = {name: Agent(made, i, tmp_path / name) for i, name in enumerate(NAMES)}
     wanted = config("private", 2, privacy={"clip": 0.1, "noise": 2.0})
     folder = new_run(tmp_path, wanted)
     train(folder, InProcessAgents(agents))
     told = [event["epsilon"] for event in folder.events() if event["event"] == "round"]
-    assert told == [privacy.loss(2.0, k, 1e-5) for k in (1, 2)]
+    assert told == [privacy.loss_of_cost(k * privacy.concentrated_cost(2.0), 1e-5) for k in (1, 2)]
     assert folder.progress()["epsilon"] == told[-1]
     exposed = load_run(tmp_path / "runs" / wanted.folder).message
     assert not np.array_equal(exposed, simulate(wanted, tmp_path / "simulated").message), (
