@@ -117,7 +117,9 @@ def train(
     patience: Annotated[
         float, typer.Option(help="Seconds for which a round with too few answers is repeated.")
     ] = 600.0,
-    factor: Annotated[float, typer.Option(help="Uploads this many times farther away than usual are rejected.")] = 10.0,
+    factor: Annotated[
+        float, typer.Option(help="Uploads more than this many times as far away as usual are shortened to that limit.")
+    ] = 10.0,
     strikes: Annotated[int, typer.Option(help="Rejected uploads in a row after which an agent is in quarantine.")] = 3,
     personalize: Annotated[
         int, typer.Option(help="Trajectories with which each agent personalizes at the end; 0 to skip.")
@@ -271,6 +273,8 @@ def sentence(event: dict[str, Any]) -> str | None:
         "silent": f"round {round_}: {agent} did not answer in time",
         "back": f"round {round_}: {agent} is back",
         "refused": f"round {round_}: an upload of {agent} was rejected: {reason}",
+        "clipped": f"round {round_}: an upload of {agent} was {event.get('factor', 1):.3g} times too long and was "
+        "shortened to the limit",
         "unlike": f"{agent} does not take part: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
         "repeated": f"round {round_}: too few answers, asking again",

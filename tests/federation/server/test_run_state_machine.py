@@ -1,5 +1,6 @@
 """The state machine of a run as pure function calls: questions, answers, and the commands that follow."""
 
+import jax
 import numpy as np
 import pytest
 from in_process_fleet import NAMES, honest_answer
@@ -123,6 +124,19 @@ def test_failed_episodes_that_agents_report_are_logged():
     _, commands = rules.answered(state, answers(question, agent_1=failed), 0.0)
     logged = [c.fields for c in commands if isinstance(c, Log) and c.event == "failed episodes"]
     assert logged == [{"agent": SECOND, "round": 0, "count": 7}]
+
+
+def test_a_long_upload_is_shortened_and_logged_with_its_factor():
+    rules = machine()
+    state, question = until(rules, "update")
+    long = honest_answer(question.frame, far=20.0)
+    state, commands = rules.answered(state, answers(question, agent_1=long), 0.0)
+    (about,) = [c.fields for c in commands if isinstance(c, Log) and c.event == "clipped"]
+    assert (about["agent"], about["round"]) == (SECOND, 0)
+    assert about["factor"] == pytest.approx(20.0, rel=1e-3), "200 times as long as usual, where 10 times is the limit"
+    assert events(commands)[-1] == ("round", None)
+    moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
+    np.testing.assert_allclose(moved, np.full_like(moved, (0.1 + 1.0 + 0.1) / 3), rtol=1e-3)
 
 
 AFTER = {

@@ -139,7 +139,8 @@ def test_honest_uploads_pass_and_scaled_ones_are_rejected(case):
     honest, attacked = Gate(None), Gate(None)
     for k, (message, uploads) in enumerate(simulated(case)):
         expected = Expected("run-1", 2, 7, message)
-        assert not honest.judge(expected, uploads_of(uploads)).refused
+        verdict = honest.judge(expected, uploads_of(uploads))
+        assert (verdict.refused, verdict.clipped) == ({}, {})
         lie = [scaled(uploads[0], message), *uploads[1:]] if k else uploads
         verdict = attacked.judge(expected, uploads_of(lie))
         assert list(verdict.refused) == (["site-0"] if k else [])
@@ -150,6 +151,18 @@ def test_a_scaled_upload_is_beyond_the_first_order_bound():
     gate, (message, uploads) = Gate(hard_bound(CASES["first-order"][0])), simulated("first-order")[1]
     lie = uploads_of([scaled(uploads[0], message), *uploads[1:]])
     assert gate.judge(Expected("run-1", 2, 7, message), lie).refused.keys() == {"site-0"}
+
+
+def test_an_opposite_upload_within_a_loose_bound_is_shortened():
+    """The bound alone would take it whole: a hundred times as long as usual, against the others."""
+    config, message, honest = CASES["first-order"][0], *simulated("first-order")[1]
+    usual = float(np.median([displacement(upload, message) for upload in honest]))
+    opposite = scaled(honest[0], message, -100 * usual / displacement(honest[0], message))
+    bound = 1e3 * hard_bound(config)
+    assert displacement(opposite, message) < bound
+    verdict = Gate(bound).judge(Expected("run-1", 2, 7, message), uploads_of([opposite, *honest[1:]]))
+    assert list(verdict.clipped) == ["site-0"]
+    assert displacement(verdict.accepted["site-0"], message) < 20 * usual
 
 
 @pytest.mark.slow

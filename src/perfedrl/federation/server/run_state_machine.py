@@ -275,6 +275,10 @@ class RunStateMachine:
             Log("refused", {"agent": name, "round": state.round, "reason": reason})
             for name, reason in sorted(verdict.refused.items())
         ]
+        commands += [
+            Log("clipped", {"agent": name, "round": state.round, "factor": factor})
+            for name, factor in sorted(verdict.clipped.items())
+        ]
         commands += [Log("quarantined", {"agent": name, "round": state.round}) for name in verdict.quarantined]
         failed = {name: failed_episodes_in(answers.frames[name]) for name in sorted(verdict.accepted)}
         commands += [
