@@ -163,14 +163,15 @@ def train_and_show(
     from perfedrl.experiments.config import read_config
     from perfedrl.experiments.store import load_run
     from perfedrl.federation.engine.fleet_folder import FleetFolder
-    from perfedrl.federation.engine.supervisor import Supervisor, finished, only_training, prepare
+    from perfedrl.federation.engine.supervisor import Supervisor, config_to_train, finished, only_training, prepare
     from perfedrl.federation.environment_report import agents_of
-    from perfedrl.federation.server.network_config import networked, trained_config
+    from perfedrl.federation.server.network_config import aggregation_sentence, trained_config
     from perfedrl.report import tables
 
     fleet = FleetFolder(folder)
     try:
-        config = networked(read_config(file), seed)
+        given = read_config(file)
+        config = config_to_train(fleet, given, seed, restart)
     except UserError as error:
         raise UserError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
     done = None if restart else finished(fleet, config)
@@ -180,6 +181,7 @@ def train_and_show(
         with handled(), only_training(fleet):
             run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
             spec = run_folder.spec()
+            print_message(aggregation_sentence(given, config))
             if spec.terms.min_agents < len(spec.agents):
                 print_message(
                     f"a round needs answers of {spec.terms.min_agents} of {len(spec.agents)} agents; set --min-agents "

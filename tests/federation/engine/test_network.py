@@ -8,6 +8,7 @@ import real_fleet
 from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.answer_store import AnswerStore
 from perfedrl.federation.agent.daemon_client import call
+from perfedrl.federation.engine import supervisor
 from perfedrl.federation.engine.fleet_folder import Kit
 from perfedrl.federation.frames import Frame
 
@@ -27,7 +28,8 @@ def fleet(tmp_path_factory):
 
 
 def same_bits(networked, wanted, folder):
-    simulated = simulate(wanted, folder)
+    """With the networked config, which names the aggregation."""
+    simulated = simulate(supervisor.networked(wanted), folder)
     for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)

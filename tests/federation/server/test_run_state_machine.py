@@ -10,6 +10,7 @@ import perfedrl as pf
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers, largest_return, outlier, unbelievable
+from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
 from perfedrl.federation.server.run_state_machine import (
     Announce,
@@ -137,6 +138,16 @@ def test_a_long_upload_is_shortened_and_logged_with_its_factor():
     assert events(commands)[-1] == ("round", None)
     moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
     np.testing.assert_allclose(moved, np.full_like(moved, (0.1 + 1.0 + 0.1) / 3), rtol=1e-3)
+
+
+@pytest.mark.parametrize("far", [-0.1, -1.0, -20.0, -1e9])
+def test_by_default_one_agent_of_three_cannot_turn_a_round_around(far):
+    """Uploads in the opposite direction: as long as the others', at the limit, 20 times beyond it, and absurd."""
+    rules = machine(networked(TWO_ROUNDS))
+    state, question = until(rules, "update")
+    state, _ = rules.answered(state, answers(question, agent_1=honest_answer(question.frame, far=far)), 0.0)
+    moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
+    np.testing.assert_allclose(moved, np.full_like(moved, 0.1), rtol=1e-3)
 
 
 AFTER = {
