@@ -277,6 +277,8 @@ def sentence(event: dict[str, Any]) -> str | None:
         "refused": f"round {round_}: an upload of {agent} was rejected: {reason}",
         "clipped": f"round {round_}: an upload of {agent} was {event.get('factor', 1):.3g} times too long and was "
         "shortened to the limit",
+        "opposing": f"round {round_}: for {event.get('rounds')} rounds the uploads of {agent} have pointed against all "
+        "others'; it may be hostile, or its task the opposite of theirs",
         "unlike": f"{agent} does not take part: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
         "repeated": f"round {round_}: too few answers, asking again",

@@ -7,6 +7,7 @@ from in_process_fleet import NAMES, honest_answer
 from real_fleet import config
 
 import perfedrl as pf
+from perfedrl.cli.federation import sentence
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers, largest_return, outlier, unbelievable
@@ -148,6 +149,22 @@ def test_by_default_one_agent_of_three_cannot_turn_a_round_around(far):
     state, _ = rules.answered(state, answers(question, agent_1=honest_answer(question.frame, far=far)), 0.0)
     moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
     np.testing.assert_allclose(moved, np.full_like(moved, 0.1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("far", "named"), [(-0.1, [(19, THIRD)]), (0.1, [])], ids=["opposite", "alike"])
+def test_an_agent_that_opposes_all_others_for_many_rounds_is_named_once(far, named):
+    rules = machine(networked(config("machine", 45)))
+    (state, commands), found = rules.begin(), []
+    while (question := question_in(commands)) is not None:
+        lie = {"agent_2": honest_answer(question.frame, far=far)} if question.kind == "update" else {}
+        state, commands = rules.answered(state, answers(question, **lie), 0.0)
+        found += [c.fields for c in commands if isinstance(c, Log) and c.event in ("opposing", "refused", "clipped")]
+    assert [(about["round"], about["agent"]) for about in found] == named
+    if named:
+        assert sentence({"event": "opposing", **found[0]}) == (
+            "round 19: for 20 rounds the uploads of agent-2 have pointed against all others'; it may be hostile, or "
+            "its task the opposite of theirs"
+        )
 
 
 AFTER = {

@@ -2,18 +2,15 @@
 
 from functools import cache
 
-import jax
 import numpy as np
 import pytest
+from honest_rounds import honest_rounds
 from tiers import some_slow
 
-from perfedrl.algorithms import ServerState
 from perfedrl.experiments.config import make_config
-from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate, displacement
-from perfedrl.simulation.keys import agent_keys
 
 FIELDS = {"run": "run-1", "generation": "2", "round": "7"}
 GRID = {"env": "gridworld", "width": 3, "horizon": 6}
@@ -27,25 +24,6 @@ def config(fleet=GRID, policy="table", algorithm=PER_FEDAVG, **more):
     policy = {"name": policy} if isinstance(policy, str) else policy
     table = {"name": "x", "seeds": 1, "rounds": 1, "fleet": fleet, "policy": policy, "algorithm": algorithm}
     return make_config(table | more)
-
-
-def honest_rounds(config, rounds):
-    """The message of each round and the uploads of all agents of the simulated fleet."""
-    experiment = config.experiment
-    algorithm, tasks = experiment.algorithm, experiment.fleet.train
-    server, first = algorithm.init(experiment.policy.init(jax.random.key(0)))
-    clients = jax.tree.map(lambda x: np.stack([x] * experiment.fleet.agents), first)
-
-    def client(message, state, task, key):
-        return algorithm.client(message, state, experiment.agent(task), key)
-
-    each = jax.jit(jax.vmap(client, (None, 0, 0, 0)))
-    for k in range(rounds):
-        keys = jax.vmap(lambda key, k=k: jax.random.fold_in(key, k))(agent_keys(0, tasks))
-        uploads, clients = each(server.message, clients, tasks, keys)
-        own = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), uploads) for i in range(experiment.fleet.agents)]
-        yield named_leaves(server.message), [named_leaves(upload) for upload in own]
-        server = algorithm.server(ServerState(*server), uploads, np.ones(experiment.fleet.agents, np.float32))
 
 
 @cache
