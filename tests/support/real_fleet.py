@@ -142,8 +142,8 @@ def kill_server(fleet):
 
 
 def same_bits(networked, wanted, folder):
-    """Check that a networked run is the simulated one; that one is saved in a folder."""
-    simulated = simulate(wanted, folder)
+    """Check that a networked run is the simulated one of its own config, which names the aggregation."""
+    simulated = simulate(supervisor.networked(wanted), folder)
     for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
         np.testing.assert_array_equal(ours, theirs)
     np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)

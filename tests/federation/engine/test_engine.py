@@ -27,6 +27,7 @@ from nvflare.apis.signal import Signal
 from perfedrl.cli import federation as cli_federation
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
+from perfedrl.experiments.store import FILES
 from perfedrl.federation.connections.streams import HEADER, WELCOME
 from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, workflow
 from perfedrl.federation.engine.admin_session import ServerUnreachable
@@ -335,6 +336,28 @@ def test_an_unfinished_run_is_continued_or_restarted(fleet):
     assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3)).spec().run == run
     assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3), restart=True).spec().run != run
     assert supervisor.finished(fleet, real_fleet.config("again")) is None
+
+
+def test_a_run_that_was_begun_with_the_mean_as_the_default_keeps_it(fleet):
+    """Runs of earlier versions have no [aggregation] in their text, unfinished and finished ones."""
+    plain, begun = real_fleet.config("older"), real_fleet.config("older", aggregation="mean")
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median"
+    folder = supervisor.prepare(fleet, begun, Terms(2))
+    folder.checkpoint_path.write_bytes(b"half done")
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median", "the mean was chosen"
+    folder.write_spec(replace(folder.spec(), config=plain.to_toml()))
+    for _ in range(2):  # also when it is continued for the second time
+        older = supervisor.config_to_train(fleet, plain)
+        assert older.aggregation == {"name": "mean"}
+        assert supervisor.prepare(fleet, older, Terms(2)).spec().config == plain.to_toml()
+    assert supervisor.config_to_train(fleet, plain, restart=True).aggregation["name"] == "geometric-median"
+    folder.checkpoint_path.unlink()
+    (fleet.runs / plain.folder).mkdir(parents=True)
+    for name in FILES:
+        (fleet.runs / plain.folder / name).write_text(plain.to_toml() if name == "config.toml" else "")
+    assert supervisor.config_to_train(fleet, plain).aggregation == {"name": "mean"}, "it is shown, not trained again"
+    supervisor.prepare(fleet, networked(plain), Terms(2))
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median", "begun anew since"
 
 
 class Stub:

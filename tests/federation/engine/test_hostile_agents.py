@@ -21,6 +21,7 @@ from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
 from perfedrl.federation.restarting_process import RestartingProcess
+from perfedrl.federation.server.network_config import networked
 from perfedrl.simulation.simulator import Simulation
 
 pytestmark = pytest.mark.network
@@ -70,9 +71,10 @@ def rogue_agent(fleet, name, folder):
 
 
 def honest_only(wanted, agents):
-    """The parameters of a simulated run without the other agents."""
-    few = Fleet(jax.tree.map(lambda x: x[:agents], wanted.experiment.fleet.train))
-    simulation = Simulation(replace(wanted.experiment, fleet=few), [0])
+    """The parameters of a simulated run without the other agents, by the aggregation of the network."""
+    experiment = networked(wanted).experiment
+    few = Fleet(jax.tree.map(lambda x: x[:agents], experiment.fleet.train))
+    simulation = Simulation(replace(experiment, fleet=few), [0])
     state = simulation.advance(simulation.start(), 0, wanted.rounds)
     return jax.tree.map(lambda x: x[0], state.server.message)
 

@@ -16,7 +16,7 @@ from real_fleet import MDPS, config
 from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments import files, own_code
-from perfedrl.experiments.config import make_config, parse_config
+from perfedrl.experiments.config import make_config, parse_config, read_config
 from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.config import make_agent_config
@@ -24,6 +24,7 @@ from perfedrl.federation.agent.request_handler import Agent
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import epsilon_in
 from perfedrl.federation.server.coordinator import Coordinator
+from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunSpec, StaleJob
 from perfedrl.simulation.keys import draw_participants
 from perfedrl.simulation.observers import Observer
@@ -319,6 +320,16 @@ def test_robust_aggregation_and_weights_have_the_simulators_bits(agents, tmp_pat
     train(new_run(tmp_path, wanted), InProcessAgents(agents))
     simulated = simulate(wanted, tmp_path / "simulated")
     np.testing.assert_array_equal(load_run(tmp_path / "runs" / wanted.folder).message, simulated.message)
+
+
+def test_a_run_with_the_networks_own_default_has_the_bits_of_its_saved_config(agents, tmp_path):
+    wanted = networked(config("default", 3))
+    train(new_run(tmp_path, wanted), InProcessAgents(agents))
+    run = load_run(tmp_path / "runs" / wanted.folder)
+    assert run.config.aggregation["name"] == "geometric-median"
+    simulated = simulate(read_config(run.folder / "config.toml"), tmp_path / "simulated")
+    np.testing.assert_array_equal(run.message, simulated.message)
+    assert not np.array_equal(run.message, simulate(config("default", 3), tmp_path / "simulated").message)
 
 
 def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused(agents, tmp_path):

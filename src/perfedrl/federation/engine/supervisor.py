@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from perfedrl.errors import UserError
+from perfedrl.experiments.build import PLAIN_MEAN
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.settings import read_table
 from perfedrl.experiments.store import has_run
 from perfedrl.federation.agent.answer_store import NAME
 from perfedrl.federation.engine.admin_session import Operator, RequestDeclined, ServerUnreachable
@@ -21,7 +23,7 @@ from perfedrl.federation.engine.jobs import write_job
 from perfedrl.federation.engine.processes import check_clock
 from perfedrl.federation.engine.service import exclusive_service
 from perfedrl.federation.environment_report import agents_of
-from perfedrl.federation.server.network_config import least_agents, networked
+from perfedrl.federation.server.network_config import least_agents, networked, with_plain_mean
 from perfedrl.federation.server.run_folder import TRAINED, RunFolder, RunSpec, Terms
 
 POLL, POLL_SERVER = 0.2, 2.0
@@ -59,6 +61,28 @@ def only_training(fleet: FleetFolder) -> Iterator[None]:
         yield
 
 
+def config_to_train(fleet: FleetFolder, config: Config, seed: int | None = None, restart: bool = False) -> Config:
+    """The networked config of a run: a run that was begun before networks had a default aggregation keeps the mean.
+
+    Such a run, unfinished or finished, has a config without [aggregation]. It counts unless the run is to be restarted
+    or has been begun with the default since.
+    """
+    derived = networked(config, seed)
+    if restart or config.aggregation is not None or derived.aggregation == PLAIN_MEAN:
+        return derived
+    averaged = with_plain_mean(derived)
+    run_folder = RunFolder(fleet.control(averaged.folder))
+    if fleet.control(derived.folder).exists():
+        return derived
+    if run_folder.checkpoint_path.exists():
+        begun = tomllib.loads(run_folder.spec().config)
+    elif has_run(fleet.runs, averaged):
+        begun = read_table(fleet.runs / averaged.folder / "config.toml", "config")
+    else:
+        return derived
+    return derived if "aggregation" in begun else networked(averaged)
+
+
 def prepare(
     fleet: FleetFolder,
     config: Config,
@@ -86,9 +110,9 @@ def prepare(
     if restart:
         run_folder.clear()
     if run_folder.checkpoint_path.exists():
-        run = run_folder.spec().run
+        run, text = run_folder.spec().run, run_folder.spec().config
     else:
-        run = f"{config.folder}-{secrets.token_hex(4)}"
+        run, text = f"{config.folder}-{secrets.token_hex(4)}", config.to_toml()
         run_folder.forget_report()
     if not NAME.fullmatch(run):
         raise UserError(f"the config's name is too long for a run's id: {config.name}")
@@ -96,9 +120,7 @@ def prepare(
     terms = Terms(**{**vars(terms), "min_agents": least})
     since = run_folder.generation() + 1
     places = tuple(str(folder) for folder in folders or (Path.cwd(),))
-    run_folder.write_spec(
-        RunSpec(run, config.to_toml(), names, terms, str(fleet.runs), tuple(release), since, newcomers, places)
-    )
+    run_folder.write_spec(RunSpec(run, text, names, terms, str(fleet.runs), tuple(release), since, newcomers, places))
     return run_folder
 
 
