@@ -66,6 +66,7 @@ class Config(BaseModel):
     evaluate_every: int | tuple[int, ...] = 1
     start: int | Literal["per-seed"] | StartTable = 0
     keep: Literal["last", "best"] = "last"
+    extensible: bool = True
     fleet: dict[str, Any]
     policy: dict[str, Any]
     algorithm: dict[str, Any]
