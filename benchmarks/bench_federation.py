@@ -58,6 +58,7 @@ def config(hidden: tuple[int, ...], rounds: int):
             "policy": {"name": "mlp", "hidden": list(hidden)},
             "algorithm": {"name": "fedavg-pg", "alpha": 0.1, "beta": 0.01, "local_steps": 1, "m": 2},
             "evaluation": {"name": "monte-carlo", "trajectories": 2, "episodes": 2},
+            "aggregation": "mean",  # so that the network is measured, not the aggregation
         }
     )
 

@@ -12,7 +12,7 @@ from tiny_config import BASE, changed
 import perfedrl as pf
 from perfedrl.algorithms import ATTACKS, Attack, Attacked, Robust, ServerState
 from perfedrl.algorithms.aggregation import Krum, Median
-from perfedrl.algorithms.attacks import Random, Scaled, SignFlip
+from perfedrl.algorithms.attacks import ALittle, Collusion, Opposite, Random, Scaled, SignFlip
 from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import Interrupted, train
 
@@ -42,7 +42,26 @@ def test_attacks_are_hashable_parts_that_keep_the_shape_of_uploads(name):
     attack = ATTACKS[name]()
     assert isinstance(attack, Attack)
     assert hash(attack) == hash(ATTACKS[name]())
-    assert jax.tree.map(jnp.shape, attack(TREE, MOVED, KEY)) == jax.tree.map(jnp.shape, TREE)
+    seen = jax.tree.map(lambda x, y: jnp.stack([x, y, y]), TREE, MOVED) if isinstance(attack, Collusion) else MOVED
+    assert jax.tree.map(jnp.shape, attack(TREE, seen, KEY)) == jax.tree.map(jnp.shape, TREE)
+
+
+def test_colluding_agents_send_what_is_documented():
+    honest = jnp.asarray([[2.0, 2.0], [4.0, 2.0], [1.0, 5.0]])  # displacements (1, 0), (3, 0), (0, 3)
+    sent = Opposite(2.0)(MESSAGE, honest, KEY)
+    np.testing.assert_allclose(sent, MESSAGE - 2 * 3 * np.asarray([4, 3]) / 5, rtol=1e-6)
+    np.testing.assert_array_equal(Opposite()(MESSAGE, jnp.stack([MESSAGE] * 3), KEY), MESSAGE)
+    sent = ALittle(0.5)(MESSAGE, honest, KEY)
+    np.testing.assert_allclose(sent, honest.mean(axis=0) - 0.5 * np.std(honest, axis=0), rtol=1e-6)
+
+
+def test_colluding_agents_know_the_honest_uploads_and_all_send_the_same():
+    uploads = np.random.default_rng(0).normal(size=(6, 9, 4)).astype(np.float32)
+    attacked = Attacked(OWN, Opposite(), 2)
+    found = attacked.server(attacked.init(jnp.zeros((9, 4)))[0], uploads, jnp.ones(6))
+    lie = Opposite()(jnp.zeros((9, 4)), uploads[:4], KEY)
+    by_hand = np.concatenate([uploads[:4], [lie, lie]]).mean(axis=0)
+    np.testing.assert_allclose(found.message, by_hand, rtol=1e-4, atol=1e-6)
 
 
 def test_only_the_last_agents_attack():

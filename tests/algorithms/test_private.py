@@ -122,6 +122,34 @@ def test_more_releases_and_less_noise_cost_privacy():
     assert by_round == sorted(by_round)
 
 
+@pytest.mark.parametrize("noises", [(2.0,), (10.0,) * 20, (30.0,) * 150, (1e4,), (0.3,) * 150])
+def test_the_loss_of_a_cost_is_a_bound_near_the_exact_loss_of_equal_releases(noises):
+    exact = privacy.loss(noises[0], len(noises), 1e-5)
+    bound = privacy.loss_of_cost(len(noises) * privacy.concentrated_cost(noises[0]), 1e-5)
+    assert exact <= bound <= 1.12 * exact + 0.01
+
+
+def test_the_loss_of_a_cost_is_the_best_order_of_the_published_conversion():
+    """Canonne, Kamath and Steinke (2020), Proposition 12, minimized over all orders."""
+    for cost in (1e-4, 0.01, 1.0, 30.0, 3000.0):
+        of_order = lambda a, c=cost: c * a + np.log1p(-1 / a) - np.log(1e-5 * a) / (a - 1)  # noqa: E731
+        best = min(of_order(1 + np.exp(x)) for x in np.linspace(-4.5, 16, 20_001))
+        assert best - 1e-9 <= privacy.loss_of_cost(cost, 1e-5) <= 1.001 * best + 1e-6
+
+
+def test_costs_of_different_noises_add():
+    assert privacy.concentrated_cost(4.0) == 1 / 8  # sensitivity 2, standard deviation 4
+    three = 3 * privacy.concentrated_cost(4.0)
+    assert three == pytest.approx(privacy.concentrated_cost(4.0 / np.sqrt(3)))
+    mixed = 51 * privacy.concentrated_cost(0.01) + privacy.concentrated_cost(10.0)
+    assert privacy.loss_of_cost(mixed, 1e-5) > privacy.loss(0.01, 51, 1e-5) > 1e6 > privacy.loss(10.0, 52, 1e-5)
+    assert (privacy.concentrated_cost(0.0), privacy.loss_of_cost(np.inf, 1e-5)) == (np.inf, np.inf)
+    assert (privacy.concentrated_cost(1e-200), privacy.loss_of_cost(0.0, 1e-5)) == (np.inf, 0)
+    for bad in ((-1.0, 1e-5), (np.nan, 1e-5), (1.0, 0.0), (1.0, 1.0)):
+        with pytest.raises(pf.UserError):
+            privacy.loss_of_cost(*bad)
+
+
 @pytest.mark.parametrize("bad", [(-1.0, 1, 1e-5), (1.0, -1, 1e-5), (1.0, 1, 0.0), (1.0, 1, 1.0), (np.nan, 1, 1e-5)])
 def test_invalid_privacy_accounting_is_rejected(bad):
     with pytest.raises(pf.UserError):

@@ -173,6 +173,12 @@ def test_help_texts_name_configs_and_runs_that_exist():
             assert name in runs_of, f"{command}: {name}"
 
 
+def agent_with(**privacy) -> list:
+    """The command of an agent whose file has this table [privacy]."""
+    table = {"fleet": {"env": "gridworld"}, "privacy": {"least_noise": 4.0, "epsilon": 3.0, **privacy}}
+    return ["agent", table, "--socket", "own/agent.sock", "--state", "own", "--number", "0"]
+
+
 MISTAKES = [
     (["train", "missing.toml"], "there is no config missing.toml"),
     (["train", changed(rouns=1)], "did you mean 'rounds'"),
@@ -217,6 +223,9 @@ MISTAKES = [
     (["federation", "sign", ".", "agent-0", "a.csr"], "is no fleet; create one with `perfedrl federation init`"),
     (["trian", "x"], "trian"),
     (["train", BASE, "--no-such-flag"], "--no-such-flag"),
+    (agent_with(least_noise=-1.0), "privacy.least_noise: input should be greater than 0"),
+    (agent_with(delta=1.0), "privacy.delta: input should be less than 1"),
+    (agent_with(noise=4.0), "privacy.noise"),
 ]
 
 

@@ -11,6 +11,7 @@ from tiny_config import changed
 
 from perfedrl.experiments import store
 from perfedrl.experiments.config import make_config
+from perfedrl.experiments.evaluate import evaluate
 from perfedrl.experiments.training import Interrupted, train
 
 STATELESS = make_config(changed(rounds=6, evaluate_every=2, fleet={"held_out": [(0, 1)]}))
@@ -117,3 +118,29 @@ def test_the_command_extends_a_run_by_its_config_or_its_folder(run, tmp_path):
     assert f"trained on from the end of {longer}" in out
     code, _, err = run("train", config, "--rounds", "0")
     assert (code, "rounds" in err) == (2, True)
+
+
+LEARNERS = {
+    "promp": {"name": "promp", "alpha": 1.0, "beta": 0.1, "m_in": 2, "m_out": 2, "learn_alpha": "per-parameter"},
+    "per-fedavg-pg": {"name": "per-fedavg-pg", "alpha": 1.0, "beta": 0.1, "m_in": 2, "m_h": 2, "m_out": 2}
+    | {"optimizer": "adam"},
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_run_that_is_not_extensible_has_all_but_the_optimizers_state(tmp_path, name):
+    table = {**changed(rounds=2, evaluate_every=2, fleet={"held_out": [(0, 1)]}), "algorithm": LEARNERS[name]}
+    whole, small = (train(make_config({**table, "extensible": x}), tmp_path) for x in (True, False))
+    assert small.folder != whole.folder
+    assert whole.config.digest == make_config(table).digest, "the default is no part of the digest"
+    saved = store.read_safetensors(small.folder / "params.safetensors")[0]
+    assert not [leaf for leaf in saved if leaf.startswith("moments")]
+    again = store.load_run(small.folder)
+    algorithm = again.config.experiment.algorithm
+    for read in (algorithm.shared, algorithm.deployment_step_size):
+        jax.tree.map(np.testing.assert_array_equal, read(again.message), read(whole.message))
+    assert jax.tree.map(np.shape, again.message) == jax.tree.map(np.shape, whole.message)
+    assert evaluate(again) == evaluate(store.load_run(whole.folder))
+    seen = Rounds()
+    train(small.config.with_rounds(4), tmp_path, observers=[seen])
+    assert seen.seen[0] == 0, "nothing to go on from"

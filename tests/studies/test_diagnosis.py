@@ -230,3 +230,34 @@ def test_at_most_so_many_agents_are_looked_at(monkeypatch):
     monkeypatch.setattr(module, "FleetReturns", lambda **_: exact)
     found = diagnose(bandits([[0.0, 1.0]] * 9), TableSoftmax(1, 2), **STEPS, agents=4)
     assert found.chosen == "4 of 9 agents, evenly chosen"
+
+
+def test_agents_with_exact_returns_are_measured_after_a_training_that_left_them_out():
+    fleet = random_mdps(agents=6, states=3, actions=2, heterogeneity=1.0, reward_heterogeneity=1.0)
+    training = Training(fleet, TableSoftmax(3, 2), range(2), 40, (4,), 10, (1.0, 1.0))
+    parts = training.leaving_out()
+    assert [left_out for left_out, _ in parts] == [[0, 4], [1, 5], [2], [3]]
+    for left_out, one in parts:
+        assert (one.fleet.agents, one.fleet.held_out_agents) == (6 - len(left_out), len(left_out))
+        for i, agent in enumerate(left_out):
+            np.testing.assert_array_equal(one.fleet.task(i, held_out=True).r, fleet.task(agent).r)
+            rewards = np.asarray(one.fleet.train.r)
+            assert not (rewards == np.asarray(fleet.task(agent).r)).all(axis=tuple(range(1, rewards.ndim))).any()
+    few = replace(training, fleet=random_mdps(agents=3, states=3, actions=2))
+    assert [left_out for left_out, _ in few.leaving_out()] == [[0], [1], [2]]
+
+
+def test_returns_of_agents_that_were_left_out_are_in_the_order_of_the_fleet(monkeypatch):
+    """Every agent's return is its number; the second draw, by which settings are chosen, prefers the second setting."""
+    fleet = random_mdps(agents=6, states=3, actions=2, heterogeneity=1.0, reward_heterogeneity=1.0)
+    training = Training(fleet, TableSoftmax(3, 2), range(2), 40, (4,), 10, (1.0, 1.0))
+    numbers = {np.asarray(fleet.task(i).r).tobytes(): i for i in range(6)}
+
+    def numbered(self, algorithm, rounds):
+        tasks = [self.fleet.task(i, held_out=True) for i in range(self.fleet.held_out_agents)]
+        drawn = np.asarray([float(numbers[np.asarray(task.r).tobytes()]) for task in tasks])
+        return [np.tile(drawn + 10 * algorithm.alpha, (2, 1, 1)), np.full((2, 1, len(tasks)), algorithm.alpha)]
+
+    monkeypatch.setattr(Training, "adapted", numbered)
+    found = training.best_adapted([pf.PerFedAvgPG(1.0, 1.0), pf.PerFedAvgPG(2.0, 1.0)])
+    np.testing.assert_array_equal(found, np.tile(20.0 + np.arange(6), (2, 1, 1)))

@@ -9,12 +9,12 @@ import pytest
 
 import perfedrl as pf
 from perfedrl.compilation import jit
-from perfedrl.envs.glucose.patients import HELD_OUT
+from perfedrl.envs.glucose.patients import HELD_OUT, split
 from perfedrl.envs.glucose.task import MEAL, PORTION, READINGS, TYPICAL, UNIT
 from perfedrl.experiments.config import load_config
 from perfedrl.simulation.history import Deployment
 from perfedrl.studies.glucose import GLUCOSE, clinical_rules
-from perfedrl.studies.glucose.study import BUDGETS, CEILING, DAYS, PERSONALIZED, PROFILE, RULES, SCRATCH, SHARED
+from perfedrl.studies.glucose.study import BUDGETS, CEILING, DAYS, PERSONALIZED, PROFILE, RULES, SCRATCH, SHARED, UNSEEN
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ZERO = jnp.zeros(())
@@ -67,16 +67,16 @@ def test_own_clinical_numbers_serve_better_than_those_of_somebody_else():
 
 def made_up(in_range):
     """A run whose deployment has these shares of time in range at every budget."""
-    inside = np.broadcast_to(np.asarray(in_range)[:, None], (4, len(BUDGETS), len(HELD_OUT)))
+    inside = np.broadcast_to(np.asarray(in_range)[:, None], (4, len(BUDGETS), len(UNSEEN)))
     inside = inside + 0.001 * np.arange(4)[:, None, None]
     outcomes = {"in_range": inside, "below_70": 0.02 + 0 * inside}
-    deployed = Deployment(np.asarray(BUDGETS), outcomes, np.zeros((0, len(BUDGETS), len(HELD_OUT), 0)))
+    deployed = Deployment(np.asarray(BUDGETS), outcomes, np.zeros((0, len(BUDGETS), len(UNSEEN), 0)))
     return SimpleNamespace(deployed=deployed, config=SimpleNamespace(seeds=range(4)))
 
 
 def evidence():
     runs = {
-        key: made_up(np.full((4, len(HELD_OUT)), share))
+        key: made_up(np.full((4, len(UNSEEN)), share))
         for key, share in ((PERSONALIZED, 0.86), (SHARED, 0.7), (CEILING, 0.9), (SCRATCH, 0.5))
     }
     shares = {f"{rule}.{what}": np.full(6, 0.6) for rule in ("basal_bolus", "pid") for what in ("in_range", "below_70")}
@@ -95,10 +95,19 @@ def test_claims_of_made_up_outcomes_are_those_computed_by_hand():
 def test_figures_name_the_worst_patient():
     worse = evidence() | {PERSONALIZED: made_up(np.tile([0.9, 0.9, 0.9, 0.5, 0.9, 0.9], (4, 1)))}
     plots = {plot.name: plot for plot in GLUCOSE.figures(worse)}
-    assert plots["glucose-days-worst"].title == f"Days of {HELD_OUT[3]}"
-    assert plots["glucose-patients"].labels == HELD_OUT
+    assert plots["glucose-days-worst"].title == f"Days of {UNSEEN[3]}"
+    assert plots["glucose-patients"].labels == UNSEEN
     assert DAYS == 20
 
 
 def test_the_shipped_config_is_that_of_the_study():
     assert load_config(CONFIGS / "glucose.toml") == GLUCOSE.configs(GLUCOSE.seeds, False)[PERSONALIZED]
+
+
+def test_nobody_is_tested_on_whom_settings_were_chosen():
+    """Settings were chosen with the fleet's default patients unseen; these train here, beside all others but six."""
+    for made in GLUCOSE.configs(GLUCOSE.seeds, False).values():
+        train, unseen = split(made.fleet.get("patients", ()), made.fleet["held_out"])
+        assert [x.name for x in unseen] == list(UNSEEN)
+        assert len(train) == 24
+        assert {x.name for x in train} >= set(HELD_OUT)

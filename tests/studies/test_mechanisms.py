@@ -1,4 +1,4 @@
-"""Claims of other mechanisms' papers: computed from the committed measurements, which the code reproduces."""
+"""Claims of other mechanisms' papers and of aggregations, computed from committed measurements."""
 
 import csv
 import io
@@ -22,10 +22,13 @@ from perfedrl.studies.fast_fedpg.study import RESTS, rests
 from perfedrl.studies.fednpg.study import EXACT, npg_exact, rate
 from perfedrl.studies.fedsarsa.study import EQUAL_AGENTS, HETEROGENEITY
 from perfedrl.studies.measurement_cache import Measurement, MeasurementCache
+from perfedrl.studies.robustness import collusion
 
 ROOT = Path(__file__).parents[2]
 RESULTS, DRAWN = ROOT / "results" / "mechanisms", ROOT / "docs" / "figures"
+CLAIMS = RESULTS / "claims.json"
 MECHANISMS = GROUPS["mechanisms"]
+PAGES = dict.fromkeys(MECHANISMS, "mechanisms.md") | {"collusion": "robustness.md"}
 COMMITTED = MeasurementCache(RESULTS, only_saved=True)
 LONG, PUBLISHED = ("trained for long, batches of 10", "trained for long, batches of 30"), ", as published"
 NOISY = (*LONG, "at rest, batches of 10", "at rest, batches of 30")
@@ -49,14 +52,16 @@ def claims_of(name, evidence):
 
 def test_every_committed_measurement_belongs_to_a_study():
     wanted = {one.file(name) for name, study in MECHANISMS.items() for one in study.measurements(study.seeds)}
-    assert {path.name for path in RESULTS.iterdir()} == wanted | {"claims.json"}
+    assert {path.name for path in RESULTS.iterdir()} == wanted | {CLAIMS.name}
 
 
 def test_claims_match_the_committed_ones_and_the_document(evidence):
-    claims = [claim for name, study in MECHANISMS.items() for claim in study.claims(evidence[name])]
-    assert {claim.claim for claim in claims if not claim.met} == MISSED
-    check_committed(claims, json.loads((RESULTS / "claims.json").read_text()))
-    check_on_page(claims, "mechanisms.md")
+    made = {name: study.claims(evidence[name]) for name, study in MECHANISMS.items()}
+    missed = {claim.claim for name, claims in made.items() for claim in claims if name != "collusion" and not claim.met}
+    assert missed == MISSED
+    check_committed([claim for claims in made.values() for claim in claims], json.loads(CLAIMS.read_text()))
+    for name, claims in made.items():
+        check_on_page(claims, PAGES[name])
 
 
 def test_the_document_has_the_recovered_share_of_each_method(evidence):
@@ -70,9 +75,28 @@ def test_the_document_has_the_recovered_share_of_each_method(evidence):
             assert f"| {variant} | {row} |" in page
 
 
+def test_the_document_has_the_return_by_each_aggregation_under_collusion(evidence):
+    page = (ROOT / "docs" / "robustness.md").read_text()
+    cases = [(collusion.CLEAN, 0), *((attack, n) for attack in collusion.ATTACKS for n in (1, 2, 3))]
+    for fleet in collusion.FLEETS:
+        for attack, n in cases:
+            found = collusion.returns(evidence["collusion"], fleet, attack, n)
+            row = " | ".join(f"{x.mean():.2f} ± {np.std(x, ddof=1) / np.sqrt(len(x)):.2f}" for x in found.values())
+            what = f"{collusion.ATTACKS[attack]}, {n}" if n else "no attack"
+            assert f"| {fleet}, {what} | {row} |" in page
+
+
+def test_measuring_collusion_again_gives_the_committed_number(evidence, monkeypatch):
+    """One aggregation, attack and seed: seeds do not depend on what runs beside them."""
+    monkeypatch.setattr(collusion, "RULES", {"geometric median": collusion.RULES["geometric median"]})
+    (again,) = collusion.colluding(collusion.GRID, collusion.OPPOSITE, 1, [0])["after"]
+    row = list(evidence["collusion"]["gridworld, opposite, 1"]["after"][3])
+    assert again[0] == pytest.approx(row[0], abs=2 * float(collusion.GRAIN))
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_figures_match_the_committed_ones(name, evidence):
-    page = (ROOT / "docs" / "mechanisms.md").read_text()
+    page = (ROOT / "docs" / PAGES[name]).read_text()
     for plot in MECHANISMS[name].figures(evidence[name]):
         table = io.StringIO()
         header, body = rows(plot)

@@ -15,6 +15,7 @@ from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine import supervisor
+from perfedrl.federation.engine.admin_session import Operator
 from perfedrl.federation.engine.fleet_folder import Kit
 from perfedrl.federation.engine.local_fleet import local_fleet
 from perfedrl.federation.frames import Frame
@@ -48,21 +49,6 @@ def running_fleet(folder, agents=3, agent=AGENT, joining=None):
     (folder / "agent.toml").write_text(agent)
     with local_fleet(folder / "fleet", agents, folder / "agent.toml", joining) as fleet:
         yield fleet
-
-
-def same_bits(networked, wanted, folder):
-    """Check that a networked run has the bits of the simulated one."""
-    simulated = simulate(wanted, folder)
-    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
-    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
-    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
-
-
-def rounds_in(events):
-    """The rounds that were counted, in the order of a log."""
-    return [event["round"] for event in events if event["event"] == "round"]
 
 
 def train(fleet, wanted, *, wait=60.0, watch=lambda _: None, **terms):
@@ -153,3 +139,35 @@ def kill_daemon(fleet, name):
 def kill_server(fleet):
     """SIGKILL all NVFlare processes of the server."""
     return kill("nvflare.private", fleet.server)
+
+
+def same_bits(networked, wanted, folder):
+    """Check that a networked run is the simulated one of its own config, which names the aggregation."""
+    simulated = simulate(supervisor.networked(wanted), folder)
+    for ours, theirs in zip(jax.tree.leaves(networked.message), jax.tree.leaves(simulated.message), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(networked.history.after, simulated.history.after, rtol=1e-12)
+    np.testing.assert_allclose(networked.history.before, simulated.history.before, rtol=1e-12)
+    np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
+
+
+def rounds_in(events):
+    """The rounds in a log."""
+    return [event["round"] for event in events if event["event"] == "round"]
+
+
+def connected(fleet):
+    """The names of the connected agents."""
+    operator = Operator(fleet)
+    try:
+        return operator.connected()
+    finally:
+        operator.close()
+
+
+def wait_until(condition, seconds=180.0):
+    """Wait for a condition, with a limit that a loaded machine meets."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met in time"
+        time.sleep(0.5)

@@ -1,5 +1,6 @@
 """Attacks on the aggregation, for simulation only: some agents replace their uploads by others."""
 
+import abc
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -77,7 +78,55 @@ class Random:
         return optax.tree.add_scale(message, ratio(self.factor * length, optax.tree.norm(drawn)), drawn)
 
 
-ATTACKS = registry("attack", sign_flip=SignFlip, scaled=Scaled, random=Random)
+class Collusion(abc.ABC):
+    """An attack of agents that know the message and all honest uploads, and all send the same."""
+
+    @abc.abstractmethod
+    def __call__(self, message: PyTree, honest: PyTree, key: PRNGKeyArray) -> PyTree:
+        """Return the upload of every attacker; `honest` are the others' uploads, stacked along the agents' axis."""
+
+
+@dataclass(frozen=True)
+class Opposite(Collusion):
+    """Against the mean of the honest displacements, `factor` times as long as their median length.
+
+    At 10 it is the longest upload that a server takes whole by default. At factors around 1 this is inner-product
+    manipulation (Xie et al., 2020), which no check of lengths notices.
+    """
+
+    factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_positive(factor=self.factor)
+
+    def __call__(self, message: PyTree, honest: PyTree, key: PRNGKeyArray) -> PyTree:
+        moved = jax.tree.map(jnp.subtract, honest, message)
+        usual = jnp.median(jax.vmap(optax.tree.norm)(moved))
+        mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), moved)
+        return optax.tree.add_scale(message, -ratio(self.factor * usual, optax.tree.norm(mean)), mean)
+
+
+@dataclass(frozen=True)
+class ALittle(Collusion):
+    """Every coordinate's honest mean, `deviations` standard deviations nearer to and past the message.
+
+    Attackers stay within the spread of the honest uploads, and so look like them (Baruch et al., 2019).
+    """
+
+    deviations: float = 1.5
+
+    def __post_init__(self) -> None:
+        check_positive(deviations=self.deviations)
+
+    def __call__(self, message: PyTree, honest: PyTree, key: PRNGKeyArray) -> PyTree:
+        def aside(sent: Array, x: Array) -> Array:
+            mean = jnp.mean(x, axis=0)
+            return mean - self.deviations * jnp.sign(mean - sent) * jnp.std(x, axis=0)
+
+        return jax.tree.map(aside, message, honest)
+
+
+ATTACKS = registry("attack", sign_flip=SignFlip, scaled=Scaled, random=Random, opposite=Opposite, a_little=ALittle)
 
 
 class AttackState(NamedTuple):
@@ -90,14 +139,14 @@ class AttackState(NamedTuple):
 class Attacked(Wrapper):
     """Replace the uploads of the last `agents` agents on their way to the server.
 
-    Attackers do the honest work first, and see only the message and their own upload. All seeds share the attack's
-    random numbers, which depend on the round alone.
+    Attackers do the honest work first, and see only the message and their own upload; in a `Collusion` they see the
+    honest uploads instead of theirs. All seeds share the attack's random numbers, which depend on the round alone.
     """
 
-    attack: Attack = eqx.field(static=True)
+    attack: Attack | Collusion = eqx.field(static=True)
     agents: int = eqx.field(static=True)
 
-    def __init__(self, inner: Algorithm, attack: Attack, agents: int):
+    def __init__(self, inner: Algorithm, attack: Attack | Collusion, agents: int):
         check_federated(inner, "upload to attack")
         check_counts(agents=agents)
         self.inner, self.attack, self.agents = inner, attack, agents
@@ -127,10 +176,17 @@ class Attacked(Wrapper):
         honest, own = (jax.tree.map(lambda x, part=part: x[part], uploads) for part in self._parts)
         message = self.inner.unchanged_upload(state.message)
         check_displacement(message, jax.tree.map(lambda x: x[0], own), "attacks are")
-        sent = jax.vmap(self.attack, in_axes=(None, 0, 0))(message, own, keys)
+        sent = self._sent(message, honest, own, keys)
         uploads = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), honest, sent)
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         return ServerState(after.message, AttackState(after.private, rounds + 1))
+
+    def _sent(self, message: PyTree, honest: PyTree, own: PyTree, keys: PRNGKeyArray) -> PyTree:
+        """The uploads of the attackers."""
+        if isinstance(self.attack, Collusion):
+            one = self.attack(message, honest, keys[0])
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.agents, *x.shape)), one)
+        return jax.vmap(self.attack, in_axes=(None, 0, 0))(message, own, keys)
 
     @property
     def _parts(self) -> tuple[slice, slice]:

@@ -167,6 +167,10 @@ class Algorithm(eqx.Module):
         """Return the part of an upload whose distance from `unchanged_upload` servers limit, None for other leaves."""
         return upload
 
+    def without_training_state(self, message: PyTree) -> PyTree:
+        """Return the message with None for leaves that further training alone needs, such as an optimizer's moments."""
+        return message
+
     def with_personal_part(self, message: PyTree, state: PyTree) -> PyTree:
         """Return the message as one agent sees it: with its own values of the part that stays with the agents."""
         return message

@@ -226,6 +226,10 @@ class ClippedLearner(Algorithm):
     def server(self, state: ServerState, uploads: PyTree, weights: Float[Array, " n"]) -> ServerState:
         return ServerState(average(uploads, weights))
 
+    def without_training_state(self, message: LearnerMessage) -> LearnerMessage:
+        """Return the message without the optimizer's state."""
+        return message._replace(moments=None)
+
     def shared(self, message: LearnerMessage) -> Params:
         return message.learned.theta
 

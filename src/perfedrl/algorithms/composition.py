@@ -150,6 +150,11 @@ def check_order(kinds: Sequence[type[Wrapper]]) -> None:
             raise UserError(f"{outer.__name__} goes inside {inner.__name__}: it {ORDER[outer]}")
 
 
+def excludes(kind: type[Wrapper], composition: Composition) -> bool:
+    """Whether a wrapper cannot be put around the algorithm."""
+    return any(kind in conflict.excludes and conflict.condition(composition) for conflict in CONFLICTS)
+
+
 def check_conflicts(composition: Composition, name: str) -> None:
     """Check that no wrapper is excluded by the algorithm or by another wrapper."""
     for conflict in CONFLICTS:

@@ -252,6 +252,10 @@ class PerFedAvgPG(Algorithm):
         """Average the agents' parameters into theta^{k+1}, line 10."""
         return ServerState(average(uploads, weights))
 
+    def without_training_state(self, message: PyTree) -> PyTree:
+        """Return the message without the optimizer's state."""
+        return message._replace(moments=None) if self.uploads_auxiliaries else message
+
     def shared(self, message: PyTree) -> Params:
         return self._theta(self._parts(message).learned)
 

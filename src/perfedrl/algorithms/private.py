@@ -1,4 +1,8 @@
-"""Local differential privacy: uploads are clipped and noised at the agent; `perfedrl.privacy` does the accounting."""
+"""Local differential privacy: uploads are clipped and noised at the agent; `perfedrl.privacy` does the accounting.
+
+This is the simulation, with floating-point noise from training's keys; agents in a network add exact noise
+(`federation/agent/private_release.py`).
+"""
 
 from typing import Any
 
@@ -20,8 +24,8 @@ class Private(Wrapper):
     """Clip and noise the uploads of an algorithm: a local Gaussian mechanism of each agent.
 
     The inner client uses the same key as without privacy, so its draws are the same. In a simulation the noise comes
-    from that key too, which measures the cost of privacy but protects nobody; an agent in a network calls `privatize`
-    with a secret key.
+    from that key too, which measures the cost of privacy but protects nobody; an agent in a network adds noise of its
+    own instead.
     """
 
     clip: Any
@@ -41,9 +45,9 @@ class Private(Wrapper):
 def privatize(message: PyTree, upload: PyTree, clip: Scalar, noise: Scalar, key: PRNGKeyArray) -> PyTree:
     """Clip the displacement of an upload from the message to the length `clip`, and add noise to every coordinate.
 
-    Upload and message are whole vectors, and the noise is Gaussian with standard deviation `noise` times `clip`. The
-    key must be made from the operating system's entropy and stay with the agent: the server knows the keys of training,
-    and with one of those it could subtract the noise. An upload that is not finite is replaced by the message.
+    Upload and message are whole vectors, and the noise is Gaussian with standard deviation `noise` times `clip`. It
+    protects nobody, even with a secret key: the last bits of a floating-point sum tell which numbers were added. An
+    upload that is not finite is replaced by the message.
     """
     check_displacement(message, upload, "privacy is")
     length = optax.tree.norm(optax.tree.sub(upload, message))

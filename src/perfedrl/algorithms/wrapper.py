@@ -56,6 +56,7 @@ class Wrapper(Algorithm):
     uploads_auxiliaries = delegated("inner")
     scales_coordinates = delegated("inner")
     measured_part = delegated("inner")
+    without_training_state = delegated("inner")
     with_personal_part = delegated("inner")
     diagnostics = delegated("inner")
 

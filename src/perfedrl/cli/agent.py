@@ -17,7 +17,7 @@ def agent(
     state: Annotated[Path, typer.Option(help="The agent's own folder, for its answers and personal state.")],
     number: Annotated[int, typer.Option(help="The agent's number in the federation, from 0; it seeds the agent.")],
     file: Annotated[
-        Path | None, typer.Argument(help="A TOML file with the agent's environment, limits and trust.")
+        Path | None, typer.Argument(help="A TOML file with the agent's environment, limits, privacy and trust.")
     ] = None,
     env: Annotated[
         str | None, typer.Option(help='An environment instead of the file\'s: a name, or "package.module:function".')
@@ -33,9 +33,11 @@ def agent(
     beside it, as in an experiment's config. agent = 2 selects an agent of that fleet; the default is the only agent, or
     the agent's number. folder = "robots" is where your own modules are, relative to the file; by default they are
     looked for beside the file, and in the folder in which the command runs. limits.trajectories_per_round,
-    limits.episodes and limits.seconds limit one request. trust lists import paths that the server's plan may name; by
-    default there are none. With keep = "better" the agent keeps the shared policy if its own step made it worse. With
-    tell_outcomes = false the agent does not report its outcomes.
+    limits.episodes and limits.seconds limit one request. privacy.least_noise, privacy.largest_clip, privacy.epsilon and
+    privacy.delta are the least noise and the largest clip of a server's plan, and the agent's privacy budget for its
+    lifetime. trust lists import paths that the server's plan may name; by default there are none. With keep = "better"
+    the agent keeps the shared policy if its own step made it worse. With tell_outcomes = false, which is the default
+    with privacy, the agent does not report its outcomes.
 
     Your own environment is a function that returns a fleet or a task, or that takes the policy and returns a sampler:
     a subclass of perfedrl.rollout.PythonSampler with a discount and sample(params, key, m) -> Trajectory.

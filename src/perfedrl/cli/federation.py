@@ -77,7 +77,7 @@ def server(folder: FleetArgument) -> None:
 def join(
     kit: Annotated[Path, typer.Argument(help="This agent's start-up kit.")],
     agent_config: Annotated[
-        Path | None, typer.Option(help="A TOML file with the agent's environment, limits and trust.")
+        Path | None, typer.Option(help="A TOML file with the agent's environment, limits, privacy and trust.")
     ] = None,
     env: Annotated[
         str | None, typer.Option(help="Or only an environment: a name, or module:function for your own.")
@@ -117,7 +117,9 @@ def train(
     patience: Annotated[
         float, typer.Option(help="Seconds for which a round with too few answers is repeated.")
     ] = 600.0,
-    factor: Annotated[float, typer.Option(help="Uploads this many times farther away than usual are rejected.")] = 10.0,
+    factor: Annotated[
+        float, typer.Option(help="Uploads more than this many times as far away as usual are shortened to that limit.")
+    ] = 10.0,
     strikes: Annotated[int, typer.Option(help="Rejected uploads in a row after which an agent is in quarantine.")] = 3,
     personalize: Annotated[
         int, typer.Option(help="Trajectories with which each agent personalizes at the end; 0 to skip.")
@@ -161,14 +163,15 @@ def train_and_show(
     from perfedrl.experiments.config import read_config
     from perfedrl.experiments.store import load_run
     from perfedrl.federation.engine.fleet_folder import FleetFolder
-    from perfedrl.federation.engine.supervisor import Supervisor, finished, only_training, prepare
+    from perfedrl.federation.engine.supervisor import Supervisor, config_to_train, finished, only_training, prepare
     from perfedrl.federation.environment_report import agents_of
-    from perfedrl.federation.server.network_config import networked, trained_config
+    from perfedrl.federation.server.network_config import aggregation_sentence, trained_config
     from perfedrl.report import tables
 
     fleet = FleetFolder(folder)
     try:
-        config = networked(read_config(file), seed)
+        given = read_config(file)
+        config = config_to_train(fleet, given, seed, restart)
     except UserError as error:
         raise UserError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
     done = None if restart else finished(fleet, config)
@@ -178,6 +181,7 @@ def train_and_show(
         with handled(), only_training(fleet):
             run_folder = prepare(fleet, config, terms(agents_of(config)), None, restart, release, tuple(places))
             spec = run_folder.spec()
+            print_message(aggregation_sentence(given, config))
             if spec.terms.min_agents < len(spec.agents):
                 print_message(
                     f"a round needs answers of {spec.terms.min_agents} of {len(spec.agents)} agents; set --min-agents "
@@ -271,6 +275,10 @@ def sentence(event: dict[str, Any]) -> str | None:
         "silent": f"round {round_}: {agent} did not answer in time",
         "back": f"round {round_}: {agent} is back",
         "refused": f"round {round_}: an upload of {agent} was rejected: {reason}",
+        "clipped": f"round {round_}: an upload of {agent} was {event.get('factor', 1):.3g} times too long and was "
+        "shortened to the limit",
+        "opposing": f"round {round_}: for {event.get('rounds')} rounds the uploads of {agent} have pointed against all "
+        "others'; it may be hostile, or its task the opposite of theirs",
         "unlike": f"{agent} does not take part: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
         "repeated": f"round {round_}: too few answers, asking again",
@@ -294,6 +302,7 @@ def status(folder: FleetArgument) -> None:
     from perfedrl.federation.engine import service
     from perfedrl.federation.engine.admin_session import Operator, ServerUnreachable
     from perfedrl.federation.engine.authority import is_soon
+    from perfedrl.federation.engine.connection_log import ConnectionLog
     from perfedrl.federation.engine.fleet_folder import FleetFolder
     from perfedrl.federation.engine.renewal import ends
     from perfedrl.federation.engine.supervisor import View
@@ -313,6 +322,8 @@ def status(folder: FleetArgument) -> None:
         finally:
             operator.close()
         lines += [f"{name}: {'connected' if name in connected else 'away'}" for name in fleet.info.agents]
+        told = ConnectionLog(fleet.connection_log)
+        lines += [line for name in fleet.info.agents if (line := told.last(name))]
     except ServerUnreachable:
         lines.append("agents: unknown, the server does not answer")
     for path in sorted((fleet.folder / "control").glob("*/")):

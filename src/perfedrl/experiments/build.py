@@ -42,6 +42,9 @@ MOST_AGENTS = 1_000_000
 SEES = "sees"
 """The key of the table [policy] that names the parameters of its own task that an agent sees."""
 
+PLAIN_MEAN = MappingProxyType({"name": "mean"})
+"""The table [aggregation] of the mean without weights."""
+
 KINDS: Mapping[str, Registry] = MappingProxyType(
     {
         "fleet": ENVS,
@@ -180,7 +183,7 @@ def layers_of(config: Any, algorithm: Algorithm, total: float) -> list[Layer]:
         layers.append(Layer(Personal, {"names": names}))
     if config.privacy is not None:
         layers.append(Layer(Private, {"clip": config.privacy.clip, "noise": config.privacy.noise}))
-    if config.aggregation is not None:
+    if config.aggregation not in (None, PLAIN_MEAN):
         aggregation = make_part(config.aggregation, AGGREGATIONS, "weights")
         check_kind(aggregation, Aggregation, "aggregation", config.aggregation["name"])
         check_federated(algorithm, "upload to aggregate")

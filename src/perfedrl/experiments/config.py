@@ -20,6 +20,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import ADVANTAGE, ADVANTAGES, BASELINE, BASELINES, CURVATURE, CURVATURES
 from perfedrl.experiments.build import (
     KINDS,
+    PLAIN_MEAN,
     SEES,
     ControlVariateTable,
     Privacy,
@@ -65,6 +66,7 @@ class Config(BaseModel):
     evaluate_every: int | tuple[int, ...] = 1
     start: int | Literal["per-seed"] | StartTable = 0
     keep: Literal["last", "best"] = "last"
+    extensible: bool = True
     fleet: dict[str, Any]
     policy: dict[str, Any]
     algorithm: dict[str, Any]
@@ -175,9 +177,8 @@ class Config(BaseModel):
     @field_validator("aggregation", mode="before")
     @classmethod
     def _aggregation(cls, value: Any) -> dict[str, Any] | None:
-        """A mean without weights is the default, and equals a config without the table."""
-        table = {"name": "mean"} if value is None else complete_table(value, "aggregation", AGGREGATIONS, ("weights",))
-        return None if table == {"name": "mean"} else table
+        """The table with its defaults; without it a simulation takes the mean, and a network its own default."""
+        return None if value is None else complete_table(value, "aggregation", AGGREGATIONS, ("weights",))
 
     @field_validator("control_variate", mode="before")
     @classmethod
@@ -314,6 +315,8 @@ class Config(BaseModel):
             content["fleet"].pop("file")
         if isinstance(content.get("start"), dict):
             content["start"].pop("path")
+        if content.get("aggregation") == PLAIN_MEAN:  # what a config without the table means
+            del content["aggregation"]
         for part, known in KINDS.items():
             if part in content:
                 content[part] = without_defaults(content[part], known)

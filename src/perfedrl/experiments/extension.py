@@ -39,6 +39,8 @@ def end_of_shorter(root: Path, config: Config) -> Checkpoint | None:
     Training from there gives the bits of a run that was trained for all rounds at once. The checkpoint has only those
     evaluations of the shorter run that the config asks for.
     """
+    if not config.extensible:
+        return None
     found = [shorter for folder in root.glob(f"{config.name}-*") if (shorter := _shorter(config, folder))]
     for shorter in sorted(found, key=lambda item: -item.rounds):
         try:

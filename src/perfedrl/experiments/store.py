@@ -152,7 +152,7 @@ def save_run(
     """Write a finished run, remove its checkpoint and return the run; the folder is renamed when it is complete.
 
     `best` is the message of each seed's best evaluation. `state` has the leaves of the fleet's state beside the
-    message, from which a longer run can go on.
+    message, from which a longer run can go on. Runs that are not extensible have neither it nor an optimizer's state.
     """
     folder, partial = root / config.folder, partial_folder(root, config)
     partial.mkdir(parents=True, exist_ok=True)
@@ -169,10 +169,10 @@ def save_run(
     write_atomically(partial / "history.npz", npz(history.arrays()))
     if deployment is not None:
         write_atomically(partial / DEPLOYMENT, npz(deployment.arrays()))
-    write_atomically(partial / "params.safetensors", save(named_leaves(message)))
+    write_atomically(partial / "params.safetensors", save(named_leaves(_saved_part(config, message))))
     if best is not None:
-        write_atomically(partial / BEST, save(named_leaves(best)))
-    if state:
+        write_atomically(partial / BEST, save(named_leaves(_saved_part(config, best))))
+    if state and config.extensible:
         write_atomically(partial / STATE, save(dict(state)))
     write_atomically(partial / "provenance.json", _json(about))
     for name in (CHECKPOINT, LOCK):
@@ -181,6 +181,11 @@ def save_run(
     last = None if best is None else message
     used = message if best is None else best
     return Run(folder, config, history, used, about, deployment, last_message=last)
+
+
+def _saved_part(config: Config, message: PyTree) -> PyTree:
+    """The part of a message that a finished run has: all of it, or what is needed without further training."""
+    return message if config.extensible else config.experiment.algorithm.without_training_state(message)
 
 
 def _code_record(config: Config, text: bytes) -> dict[str, Any]:
@@ -242,7 +247,10 @@ def load_run(folder: str | Path, config: Config | None = None, *, trust: bool = 
     server, _ = config.experiment.algorithm.init(config.experiment.policy.init(jax.random.key(0)))
 
     def message(name: str) -> PyTree:
-        return _unflatten_like(server.message, read_safetensors(folder / name)[0], len(config.seeds))
+        found, seeds = read_safetensors(folder / name)[0], len(config.seeds)
+        left_out = named_leaves(server.message).keys() - named_leaves(_saved_part(config, server.message)).keys()
+        first = {k: np.stack([x] * seeds) for k, x in named_leaves(server.message).items() if k in left_out}
+        return _unflatten_like(server.message, {**first, **found}, seeds)
 
     used, last = message("params.safetensors"), None
     if config.keep == "best":

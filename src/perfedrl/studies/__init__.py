@@ -23,7 +23,7 @@ from perfedrl.studies.navigation import NAVIGATION
 from perfedrl.studies.paper_neural import E4, E5, E7
 from perfedrl.studies.paper_tabular import E1, E3, E6
 from perfedrl.studies.privacy import PRIVACY
-from perfedrl.studies.robustness import ROBUSTNESS
+from perfedrl.studies.robustness import COLLUSION, ROBUSTNESS
 from perfedrl.studies.theory import THEORY
 
 Studies = Mapping[str, Study]
@@ -38,13 +38,13 @@ GROUPS: Mapping[str, Studies] = MappingProxyType(
     {
         "all": by_name(E1, E3, E4, E5, E6, E7, THEORY, CURVATURE, FEW_SHOT, ROBUSTNESS, PRIVACY, LQR),
         "families": by_name(NAVIGATION, CART_POLES, PENDULUMS, ACTUATORS, HOMES, GLUCOSE),
-        "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING),
+        "mechanisms": by_name(FEDNPG, FEDSARSA, FAST_FEDPG, CLIENT_SAMPLING, COLLUSION),
         "machines": by_name(LOCOMOTION),
     }
 )
 """The groups of `perfedrl reproduce`: the paper with what goes beyond it on its own fleets ("all"), fleets of the
-meta-RL literature and of people, homes and bodies that differ ("families"), claims of other mechanisms' papers
-("mechanisms"), and fleets that need a GPU to train ("machines")."""
+meta-RL literature and of people, homes and bodies that differ ("families"), claims of other mechanisms' papers and of
+aggregations ("mechanisms"), and fleets that need a GPU to train ("machines")."""
 
 STUDIES: Studies = by_name(*(study for group in GROUPS.values() for study in group.values()))
 """Every study by name."""

@@ -185,7 +185,7 @@ def test_a_diverged_round_is_an_error_and_keeps_the_state(tmp_path, monkeypatch)
     assert agent.answer(question(training, round_=1)).kind == "upload"
 
 
-def test_private_uploads_are_noised_with_a_secret_key():
+def test_private_uploads_are_noised_with_secret_numbers():
     quiet = worker().training(toml(plan(privacy={"clip": 0.01, "noise": 0.0})))
     noisy = worker().training(toml(plan(privacy={"clip": 0.01, "noise": 1.0})))
     plain = worker().training(toml(plan()))

@@ -27,6 +27,8 @@ from nvflare.apis.signal import Signal
 from perfedrl.cli import federation as cli_federation
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import load_config
+from perfedrl.experiments.store import FILES
+from perfedrl.federation.connections.streams import HEADER, WELCOME
 from perfedrl.federation.engine import jobs, processes, provision, service, supervisor, workflow
 from perfedrl.federation.engine.admin_session import ServerUnreachable
 from perfedrl.federation.engine.bridge import FRAME, REASON, SOCKET, AgentBridge
@@ -82,6 +84,7 @@ def test_a_job_sets_the_agents_polling_interval_and_contains_no_code(tmp_path):
     assert meta["deploy_map"] == {"app": ["server", "agent-0", "agent-2"]}
     assert server["server"]["task_request_interval"] == jobs.REQUEST_INTERVAL
     assert server["workflows"][0]["args"] == {"control": "run", "generation": 7}
+    assert client["get_task_timeout"] == client["submit_task_result_timeout"] == jobs.REPLY_TIMEOUT
     assert client["executors"][0]["executor"] == {"path": provision.BRIDGE, "args": {"seconds": 30.0}}
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json"}
 
@@ -216,7 +219,7 @@ def test_expired_and_future_certificates_are_rejected(tmp_path):
 
 
 class Server(threading.Thread):
-    """A TLS server with some certificate, for one handshake."""
+    """A TLS server with some certificate, for one handshake and one greeting."""
 
     def __init__(self, cert, key):
         super().__init__(daemon=True)
@@ -229,7 +232,9 @@ class Server(threading.Thread):
     def run(self):
         connection, _ = self.listening.accept()
         try:
-            self.context.wrap_socket(connection, server_side=True).close()
+            with self.context.wrap_socket(connection, server_side=True) as secure:
+                secure.recv(1000)
+                secure.sendall(HEADER.pack(WELCOME, 0, 0))
         except OSError:
             connection.close()
         self.listening.close()
@@ -324,6 +329,28 @@ def test_an_unfinished_run_is_continued_or_restarted(fleet):
     assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3)).spec().run == run
     assert supervisor.prepare(fleet, real_fleet.config("again"), Terms(3), restart=True).spec().run != run
     assert supervisor.finished(fleet, real_fleet.config("again")) is None
+
+
+def test_a_run_that_was_begun_with_the_mean_as_the_default_keeps_it(fleet):
+    """Runs of earlier versions have no [aggregation] in their text, unfinished and finished ones."""
+    plain, begun = real_fleet.config("older"), real_fleet.config("older", aggregation="mean")
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median"
+    folder = supervisor.prepare(fleet, begun, Terms(2))
+    folder.checkpoint_path.write_bytes(b"half done")
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median", "the mean was chosen"
+    folder.write_spec(replace(folder.spec(), config=plain.to_toml()))
+    for _ in range(2):  # also when it is continued for the second time
+        older = supervisor.config_to_train(fleet, plain)
+        assert older.aggregation == {"name": "mean"}
+        assert supervisor.prepare(fleet, older, Terms(2)).spec().config == plain.to_toml()
+    assert supervisor.config_to_train(fleet, plain, restart=True).aggregation["name"] == "geometric-median"
+    folder.checkpoint_path.unlink()
+    (fleet.runs / plain.folder).mkdir(parents=True)
+    for name in FILES:
+        (fleet.runs / plain.folder / name).write_text(plain.to_toml() if name == "config.toml" else "")
+    assert supervisor.config_to_train(fleet, plain).aggregation == {"name": "mean"}, "it is shown, not trained again"
+    supervisor.prepare(fleet, networked(plain), Terms(2))
+    assert supervisor.config_to_train(fleet, plain).aggregation["name"] == "geometric-median", "begun anew since"
 
 
 class Stub:
@@ -439,6 +466,15 @@ class Training(Stub):
         return {"agent-2"}
 
 
+def follow(fleet, run_folder, operator, watch, now, monkeypatch):
+    """Submit a job and watch it by a clock that the test moves; return whether the run is finished."""
+    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
+    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
+    agents = watching._gather(operator)
+    return watching._watch_job(operator, watching._submit(operator, agents), set(agents))
+
+
 def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(fleet, monkeypatch):
     wanted = real_fleet.config("undisturbed", fleet={**real_fleet.MDPS, "agents": 2})
     run_folder, operator, now = supervisor.prepare(fleet, wanted, Terms(2)), Training(), [0.0]
@@ -449,15 +485,33 @@ def test_a_newcomer_that_connects_while_others_train_does_not_end_their_job(flee
             progress = {"generation": run_folder.generation(), "phase": "trained", "round": wanted.rounds}
             run_folder.write_progress(progress)
 
-    monkeypatch.setattr(supervisor.time, "sleep", lambda _: None)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
-    watching = supervisor.Supervisor(fleet, run_folder, 60.0, watch)
-    agents = watching._gather(operator)
-    job = watching._submit(operator, agents)
-    assert watching._watch_job(operator, job, set(agents)) is False, "the next job takes the newcomer in"
+    assert follow(fleet, run_folder, operator, watch, now, monkeypatch) is False, "the next job takes the newcomer in"
     assert operator.asked >= 10
     assert operator.aborted == []
     assert not any(event["event"] in ("membership", "job lost") for event in run_folder.events())
+
+
+class Silent(Training):
+    """A server whose job goes on, with an agent that has a process for it but does not answer."""
+
+    def idle(self, job):
+        return set()
+
+
+@pytest.mark.parametrize(("word", "ends"), [("lost", True), ("waiting", False)])
+def test_a_connected_agent_that_stays_silent_is_taken_into_a_new_job(fleet, monkeypatch, word, ends):
+    wanted = real_fleet.config(f"hanging-{word}")
+    run_folder, operator, now = supervisor.prepare(fleet, wanted, Terms(3)), Silent(), [0.0]
+
+    def watch(view):
+        now[0] += 5.0
+        progress = {"generation": run_folder.generation(), "phase": "update", "round": 1, "agents": {"agent-1": word}}
+        progress |= {"phase": "finished"} if operator.asked == 20 else {}
+        run_folder.write_progress(progress)
+
+    assert follow(fleet, run_folder, operator, watch, now, monkeypatch) is not ends
+    assert [event["agents"] for event in run_folder.events() if event["event"] == "membership"] == [["agent-1"]] * ends
+    assert operator.aborted == ["job"] * ends
 
 
 def test_a_terminal_shows_what_the_agents_daemon_says(tmp_path):

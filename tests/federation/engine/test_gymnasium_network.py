@@ -74,7 +74,7 @@ def fleet(folder):
 
 def test_gymnasium_agents_over_a_network_have_the_bits_of_the_python_loop(fleet, folder, monkeypatch):
     monkeypatch.syspath_prepend(folder / "machine-0")
-    wanted = parse_config(poles.table(ROUNDS))
+    wanted = networked(parse_config(poles.table(ROUNDS)))
     (done,) = fleet.runs.iterdir()
     run, simulated = load_run(done), simulate(wanted, folder / "simulated")
     for ours, theirs in zip(jax.tree.leaves(run.message), jax.tree.leaves(simulated.message), strict=True):

@@ -4,7 +4,6 @@ import os
 import socket
 import ssl
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,15 +12,17 @@ import lying_agent
 import numpy as np
 import pytest
 import real_fleet
+from real_fleet import connected, wait_until
 
 from perfedrl.envs import Fleet
 from perfedrl.errors import UserError
-from perfedrl.federation.engine.admin_session import Operator
+from perfedrl.federation.connections.streams import HEADER, HELLO, Hello
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
 from perfedrl.federation.engine.processes import check_server, client_process, daemon_process, environment
 from perfedrl.federation.engine.provision import init
 from perfedrl.federation.engine.renewal import revoked
 from perfedrl.federation.restarting_process import RestartingProcess
+from perfedrl.federation.server.network_config import networked
 from perfedrl.simulation.simulator import Simulation
 
 pytestmark = pytest.mark.network
@@ -35,10 +36,10 @@ frames.LIMIT = 2**33
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
-    """Three agents, of which the last sends bad uploads."""
+    """Three agents, of which the last sends bad uploads, and a kit that nobody uses."""
     folder = tmp_path_factory.mktemp("hostile")
     with (
-        real_fleet.running_fleet(folder, joining=("agent-0", "agent-1")) as fleet,
+        real_fleet.running_fleet(folder, 4, joining=("agent-0", "agent-1")) as fleet,
         rogue_agent(fleet, "agent-2", folder),
     ):
         yield fleet
@@ -71,9 +72,10 @@ def rogue_agent(fleet, name, folder):
 
 
 def honest_only(wanted, agents):
-    """The parameters of a simulated run without the other agents."""
-    few = Fleet(jax.tree.map(lambda x: x[:agents], wanted.experiment.fleet.train))
-    simulation = Simulation(replace(wanted.experiment, fleet=few), [0])
+    """The parameters of a simulated run without the other agents, by the aggregation of the network."""
+    experiment = networked(wanted).experiment
+    few = Fleet(jax.tree.map(lambda x: x[:agents], experiment.fleet.train))
+    simulation = Simulation(replace(experiment, fleet=few), [0])
     state = simulation.advance(simulation.start(), 0, wanted.rounds)
     return jax.tree.map(lambda x: x[0], state.server.message)
 
@@ -103,14 +105,14 @@ def test_three_bad_uploads_in_a_row_lead_to_quarantine(fleet):
 
 def tls(fleet, authority, certificate=None):
     """The first bytes that the server sends over TLS with some certificate; empty if it rejects the connection."""
+    hello = Hello("session", probe=True).encode()
     context = ssl.create_default_context(cafile=str(authority))
-    context.set_alpn_protocols(["h2"])
     if certificate:
         context.load_cert_chain(*map(str, certificate))
     plain = socket.create_connection(("localhost", fleet.info.port), 60)
     try:
         with context.wrap_socket(plain, server_hostname="localhost") as secure:
-            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            secure.sendall(HEADER.pack(HELLO, len(hello), 0) + hello)
             secure.settimeout(60)
             return secure.recv(1000)
     except (ssl.SSLError, ConnectionError):
@@ -130,22 +132,14 @@ def test_connections_without_a_certificate_of_the_fleet_are_rejected(fleet, tmp_
         check_server(other)
 
 
-def connected(fleet):
-    operator = Operator(fleet)
-    try:
-        return operator.connected()
-    finally:
-        operator.close()
-
-
 def test_a_kit_cannot_act_as_another_agent(fleet, tmp_path):
-    thief = Kit(fleet.kit("agent-1"))
+    thief = Kit(fleet.kit("agent-3"))
     process = client_process(thief)
-    process.command = [word.replace("uid=agent-1", "uid=agent-0") for word in process.command]
+    process.command = [word.replace("uid=agent-3", "uid=agent-0") for word in process.command]
     process.log = tmp_path / "thief.log"
     process.start()
     try:
-        wait_until(lambda: "authenticated as 'agent-1' but claimed endpoint 'agent-0'" in server_log(fleet))
+        wait_until(lambda: "authenticated as 'agent-3' but claimed endpoint 'agent-0'" in server_log(fleet))
     finally:
         process.stop()
     assert "Successfully registered" not in process.log.read_text()
@@ -168,14 +162,6 @@ def test_a_revoked_kit_cannot_connect(fleet, run, tmp_path):
 
 def server_log(fleet):
     return (fleet.server / "server.log").read_text(errors="replace")
-
-
-def wait_until(condition, seconds=180.0):
-    """Wait for a condition, with a limit that a loaded machine meets."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.5)
 
 
 def test_a_second_join_and_a_second_server_are_rejected(fleet, run):

@@ -16,7 +16,7 @@ from real_fleet import MDPS, config
 from perfedrl import privacy
 from perfedrl.errors import UserError
 from perfedrl.experiments import files, own_code
-from perfedrl.experiments.config import make_config, parse_config
+from perfedrl.experiments.config import make_config, parse_config, read_config
 from perfedrl.experiments.store import load_run
 from perfedrl.experiments.training import train as simulate
 from perfedrl.federation.agent.config import make_agent_config
@@ -24,6 +24,7 @@ from perfedrl.federation.agent.request_handler import Agent
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import epsilon_in
 from perfedrl.federation.server.coordinator import Coordinator
+from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunSpec, StaleJob
 from perfedrl.simulation.keys import draw_participants
 from perfedrl.simulation.observers import Observer
@@ -208,7 +209,7 @@ def test_an_agent_that_rejects_the_plan_is_named_at_once(agents, tmp_path):
         train(new_run(tmp_path, patience=60.0), InProcessAgents(agents, {("prepare", 0): refuse}))
 
 
-@pytest.mark.parametrize("said", ["lots", "nan", "-1", "inf"])
+@pytest.mark.parametrize("said", ["lots", "nan", "-1", "-inf"])
 def test_invalid_reports_beside_an_upload_are_ignored(agents, tmp_path, said):
     def lie(answers):
         frame = decode(answers.frames["agent-0"])
@@ -321,6 +322,16 @@ def test_robust_aggregation_and_weights_have_the_simulators_bits(agents, tmp_pat
     np.testing.assert_array_equal(load_run(tmp_path / "runs" / wanted.folder).message, simulated.message)
 
 
+def test_a_run_with_the_networks_own_default_has_the_bits_of_its_saved_config(agents, tmp_path):
+    wanted = networked(config("default", 3))
+    train(new_run(tmp_path, wanted), InProcessAgents(agents))
+    run = load_run(tmp_path / "runs" / wanted.folder)
+    assert run.config.aggregation["name"] == "geometric-median"
+    simulated = simulate(read_config(run.folder / "config.toml"), tmp_path / "simulated")
+    np.testing.assert_array_equal(run.message, simulated.message)
+    assert not np.array_equal(run.message, simulate(config("default", 3), tmp_path / "simulated").message)
+
+
 def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused(agents, tmp_path):
     steps = {"alpha": 0.5, "beta": 5.0, "local_steps": 2, "m": 5, "m_choose": 3}
     wanted = make_config({**tomllib.loads(CONFIG.to_toml()), "algorithm": {"name": "clustered", **steps}})
@@ -334,12 +345,14 @@ def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused
 
 
 @pytest.mark.slow
-def test_the_privacy_loss_is_logged_in_every_round(agents, tmp_path):
+def test_the_privacy_loss_is_logged_in_every_round(tmp_path):
+    made = make_agent_config({"fleet": dict(MDPS)})
+    agents = {name: Agent(made, i, tmp_path / name) for i, name in enumerate(NAMES)}
     wanted = config("private", 2, privacy={"clip": 0.1, "noise": 2.0})
     folder = new_run(tmp_path, wanted)
     train(folder, InProcessAgents(agents))
     told = [event["epsilon"] for event in folder.events() if event["event"] == "round"]
-    assert told == [privacy.loss(2.0, k, 1e-5) for k in (1, 2)]
+    assert told == [privacy.loss_of_cost(k * privacy.concentrated_cost(2.0), 1e-5) for k in (1, 2)]
     assert folder.progress()["epsilon"] == told[-1]
     exposed = load_run(tmp_path / "runs" / wanted.folder).message
     assert not np.array_equal(exposed, simulate(wanted, tmp_path / "simulated").message), (

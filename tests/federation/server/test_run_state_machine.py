@@ -1,14 +1,17 @@
 """The state machine of a run as pure function calls: questions, answers, and the commands that follow."""
 
+import jax
 import numpy as np
 import pytest
 from in_process_fleet import NAMES, honest_answer
 from real_fleet import config
 
 import perfedrl as pf
+from perfedrl.cli.federation import sentence
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers, largest_return, outlier, unbelievable
+from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
 from perfedrl.federation.server.run_state_machine import (
     Announce,
@@ -123,6 +126,45 @@ def test_failed_episodes_that_agents_report_are_logged():
     _, commands = rules.answered(state, answers(question, agent_1=failed), 0.0)
     logged = [c.fields for c in commands if isinstance(c, Log) and c.event == "failed episodes"]
     assert logged == [{"agent": SECOND, "round": 0, "count": 7}]
+
+
+def test_a_long_upload_is_shortened_and_logged_with_its_factor():
+    rules = machine()
+    state, question = until(rules, "update")
+    long = honest_answer(question.frame, far=20.0)
+    state, commands = rules.answered(state, answers(question, agent_1=long), 0.0)
+    (about,) = [c.fields for c in commands if isinstance(c, Log) and c.event == "clipped"]
+    assert (about["agent"], about["round"]) == (SECOND, 0)
+    assert about["factor"] == pytest.approx(20.0, rel=1e-3), "200 times as long as usual, where 10 times is the limit"
+    assert events(commands)[-1] == ("round", None)
+    moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
+    np.testing.assert_allclose(moved, np.full_like(moved, (0.1 + 1.0 + 0.1) / 3), rtol=1e-3)
+
+
+@pytest.mark.parametrize("far", [-0.1, -1.0, -20.0, -1e9])
+def test_by_default_one_agent_of_three_cannot_turn_a_round_around(far):
+    """Uploads in the opposite direction: as long as the others', at the limit, 20 times beyond it, and absurd."""
+    rules = machine(networked(TWO_ROUNDS))
+    state, question = until(rules, "update")
+    state, _ = rules.answered(state, answers(question, agent_1=honest_answer(question.frame, far=far)), 0.0)
+    moved = jax.tree.map(np.subtract, state.server.message, rules.start.message)
+    np.testing.assert_allclose(moved, np.full_like(moved, 0.1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("far", "named"), [(-0.1, [(19, THIRD)]), (0.1, [])], ids=["opposite", "alike"])
+def test_an_agent_that_opposes_all_others_for_many_rounds_is_named_once(far, named):
+    rules = machine(networked(config("machine", 45)))
+    (state, commands), found = rules.begin(), []
+    while (question := question_in(commands)) is not None:
+        lie = {"agent_2": honest_answer(question.frame, far=far)} if question.kind == "update" else {}
+        state, commands = rules.answered(state, answers(question, **lie), 0.0)
+        found += [c.fields for c in commands if isinstance(c, Log) and c.event in ("opposing", "refused", "clipped")]
+    assert [(about["round"], about["agent"]) for about in found] == named
+    if named:
+        assert sentence({"event": "opposing", **found[0]}) == (
+            "round 19: for 20 rounds the uploads of agent-2 have pointed against all others'; it may be hostile, or "
+            "its task the opposite of theirs"
+        )
 
 
 AFTER = {

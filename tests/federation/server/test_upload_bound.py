@@ -2,18 +2,15 @@
 
 from functools import cache
 
-import jax
 import numpy as np
 import pytest
+from honest_rounds import honest_rounds
 from tiers import some_slow
 
-from perfedrl.algorithms import ServerState
 from perfedrl.experiments.config import make_config
-from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, encode
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate, displacement
-from perfedrl.simulation.keys import agent_keys
 
 FIELDS = {"run": "run-1", "generation": "2", "round": "7"}
 GRID = {"env": "gridworld", "width": 3, "horizon": 6}
@@ -27,25 +24,6 @@ def config(fleet=GRID, policy="table", algorithm=PER_FEDAVG, **more):
     policy = {"name": policy} if isinstance(policy, str) else policy
     table = {"name": "x", "seeds": 1, "rounds": 1, "fleet": fleet, "policy": policy, "algorithm": algorithm}
     return make_config(table | more)
-
-
-def honest_rounds(config, rounds):
-    """The message of each round and the uploads of all agents of the simulated fleet."""
-    experiment = config.experiment
-    algorithm, tasks = experiment.algorithm, experiment.fleet.train
-    server, first = algorithm.init(experiment.policy.init(jax.random.key(0)))
-    clients = jax.tree.map(lambda x: np.stack([x] * experiment.fleet.agents), first)
-
-    def client(message, state, task, key):
-        return algorithm.client(message, state, experiment.agent(task), key)
-
-    each = jax.jit(jax.vmap(client, (None, 0, 0, 0)))
-    for k in range(rounds):
-        keys = jax.vmap(lambda key, k=k: jax.random.fold_in(key, k))(agent_keys(0, tasks))
-        uploads, clients = each(server.message, clients, tasks, keys)
-        own = [jax.tree.map(lambda x, i=i: np.asarray(x[i]), uploads) for i in range(experiment.fleet.agents)]
-        yield named_leaves(server.message), [named_leaves(upload) for upload in own]
-        server = algorithm.server(ServerState(*server), uploads, np.ones(experiment.fleet.agents, np.float32))
 
 
 @cache
@@ -139,7 +117,8 @@ def test_honest_uploads_pass_and_scaled_ones_are_rejected(case):
     honest, attacked = Gate(None), Gate(None)
     for k, (message, uploads) in enumerate(simulated(case)):
         expected = Expected("run-1", 2, 7, message)
-        assert not honest.judge(expected, uploads_of(uploads)).refused
+        verdict = honest.judge(expected, uploads_of(uploads))
+        assert (verdict.refused, verdict.clipped) == ({}, {})
         lie = [scaled(uploads[0], message), *uploads[1:]] if k else uploads
         verdict = attacked.judge(expected, uploads_of(lie))
         assert list(verdict.refused) == (["site-0"] if k else [])
@@ -150,6 +129,18 @@ def test_a_scaled_upload_is_beyond_the_first_order_bound():
     gate, (message, uploads) = Gate(hard_bound(CASES["first-order"][0])), simulated("first-order")[1]
     lie = uploads_of([scaled(uploads[0], message), *uploads[1:]])
     assert gate.judge(Expected("run-1", 2, 7, message), lie).refused.keys() == {"site-0"}
+
+
+def test_an_opposite_upload_within_a_loose_bound_is_shortened():
+    """The bound alone would take it whole: a hundred times as long as usual, against the others."""
+    config, message, honest = CASES["first-order"][0], *simulated("first-order")[1]
+    usual = float(np.median([displacement(upload, message) for upload in honest]))
+    opposite = scaled(honest[0], message, -100 * usual / displacement(honest[0], message))
+    bound = 1e3 * hard_bound(config)
+    assert displacement(opposite, message) < bound
+    verdict = Gate(bound).judge(Expected("run-1", 2, 7, message), uploads_of([opposite, *honest[1:]]))
+    assert list(verdict.clipped) == ["site-0"]
+    assert displacement(verdict.accepted["site-0"], message) < 20 * usual
 
 
 @pytest.mark.slow

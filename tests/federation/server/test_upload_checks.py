@@ -1,4 +1,4 @@
-"""Checks of uploads: bad ones of every kind are rejected, honest ones never are, repeated ones lead to quarantine."""
+"""Checks of uploads: bad ones of every kind are rejected, long ones shortened, repeated bad ones lead to quarantine."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def test_a_good_upload_is_read():
 
 
 def test_only_the_measured_tensors_count_in_the_distance():
-    """Three agents that did not move, in one of two clusters, are no reason to refuse those that did."""
+    """Three agents that did not move, in one of two clusters, do not shorten the uploads of those that did."""
     message = {"theta": np.zeros(3, np.float32), "members": np.asarray([0.5, 0.5], np.float32)}
 
     def upload(far, cluster):
@@ -84,8 +84,8 @@ def test_only_the_measured_tensors_count_in_the_distance():
         return encode(Frame("upload", FIELDS, {"theta": np.full(3, far, np.float32), "members": members}))
 
     uploads = {f"agent-{i}": upload(far, i % 2) for i, far in enumerate((0, 0, 0, 20, 20))}
-    refused = [Gate(None).judge(Expected("run-1", 2, 7, message, m), uploads).refused for m in (None, ("theta",))]
-    assert (sorted(refused[0]), refused[1]) == (["agent-3", "agent-4"], {})
+    clipped = [Gate(None).judge(Expected("run-1", 2, 7, message, m), uploads).clipped for m in (None, ("theta",))]
+    assert (sorted(clipped[0]), clipped[1]) == (["agent-3", "agent-4"], {})
     lies = {**uploads, "agent-4": upload(1e6, 0)}
     verdict = Gate(None).judge(Expected("run-1", 2, 7, message, ("theta",)), lies | {"agent-5": upload(20, 1)})
     assert sorted(verdict.refused) == ["agent-4"], "a far displacement is still refused"
@@ -232,15 +232,77 @@ def test_a_reported_failure_neither_adds_nor_clears_strikes():
     assert judged(gate, agent=b"?").quarantined == ("agent",)
 
 
-def test_uploads_far_from_the_median_are_rejected():
+def test_uploads_far_from_the_median_are_shortened_and_absurd_ones_rejected():
     gate = Gate(None)
     verdict = judged(gate, a=0.1, b=0.2, c=0.3, d=0.9, e=1e6)
     assert sorted(verdict.accepted) == ["a", "b", "c", "d"]
-    assert "10 times the median" in verdict.refused["e"]
+    assert "1000 times the median" in verdict.refused["e"]
     for _ in range(4):
         assert not judged(gate, a=0.1, b=0.2, c=0.3).refused
-    assert judged(gate, a=1.9).accepted
-    assert judged(gate, a=2.1).refused
+    assert not judged(gate, a=1.9).clipped
+    assert judged(gate, a=2.1).clipped == {"a": pytest.approx(1.05, rel=1e-3)}
+    assert judged(gate, a=190).clipped.keys() == {"a"}
+    assert judged(gate, a=210).refused.keys() == {"a"}
+
+
+def of(upload):
+    """The displacement of an upload as one vector."""
+    return np.concatenate([(upload[name].astype(np.float64) - x).ravel() for name, x in MESSAGE.items()])
+
+
+@pytest.mark.parametrize("bound", [None, 1e3, 1e9])
+def test_a_long_upload_is_shortened_along_its_direction_whatever_bound_is_proven(bound):
+    gate, long = Gate(bound), sent(0.0, **{"0_bias": MESSAGE["0.bias"] + np.asarray([0, -30, 40, 0], np.float32)})
+    for _ in range(4):
+        judged(gate, a=0.1, b=0.1, c=0.1)
+    verdict = judged(gate, a=0.1, liar=long)
+    assert verdict.clipped == {"liar": pytest.approx(50.0, rel=1e-4)}
+    assert (verdict.refused, verdict.quarantined) == ({}, ())
+    step = of(verdict.accepted["liar"])
+    assert np.linalg.norm(step) == pytest.approx(1.0, rel=1e-4), "10 times the median"
+    np.testing.assert_allclose(step, of(read_upload(long, EXPECTED)) / 50, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(of(verdict.accepted["a"]), of(read_upload(sent(0.1), EXPECTED)), "taken as it is")
+
+
+def test_uploads_within_the_usual_distance_but_beyond_the_bound_are_rejected():
+    gate = Gate(0.5)
+    for _ in range(4):
+        judged(gate, a=0.1, b=0.1, c=0.1)
+    verdict = judged(gate, a=0.45, b=0.6)
+    assert (sorted(verdict.accepted), verdict.clipped) == (["a"], {})
+    assert "the proven bound" in verdict.refused["b"]
+
+
+def test_a_shortened_upload_neither_adds_nor_clears_strikes():
+    gate = Gate(None, strikes=2)
+    for _ in range(4):
+        judged(gate, a=0.1, b=0.1, c=0.1)
+    for _ in range(5):
+        assert judged(gate, a=0.1, liar=50.0).clipped.keys() == {"liar"}
+    assert judged(gate, liar=b"?").quarantined == ()
+    judged(gate, liar=50.0)
+    assert judged(gate, liar=b"?").quarantined == ("liar",)
+
+
+def test_shortened_uploads_enter_the_median_as_long_as_they_are_taken():
+    gate = Gate(None)
+    for far in (0.1, 0.1, 0.1, 0.1, 50.0):
+        judged(gate, a=far, b=0.1, c=0.1)
+    np.testing.assert_allclose(sorted(gate.snapshot()["lengths"])[-2:], [0.1, 1.0], rtol=1e-3)
+
+
+def test_what_is_not_measured_is_not_shortened_and_whole_numbers_stay_whole():
+    message = {"theta": np.zeros(4, np.float32), "count": np.asarray(7, np.int32), "choice": np.zeros(2, np.float32)}
+
+    def upload(far):
+        theta, choice = np.full(4, far, np.float32), np.asarray([0, 1], np.float32)
+        return encode(Frame("upload", FIELDS, {"theta": theta, "count": np.asarray(8, np.int32), "choice": choice}))
+
+    expected = Expected("run-1", 2, 7, message, ("theta", "count"))
+    uploads = {"a": upload(1.0), "b": upload(1.0), "c": upload(1.0), "d": upload(100.0)}
+    taken = Gate(None).judge(expected, uploads).accepted["d"]
+    assert np.linalg.norm(taken["theta"]) == pytest.approx(10 * math.sqrt(5), rel=1e-3)
+    assert (taken["count"].dtype, int(taken["count"]), taken["choice"].tolist()) == (np.int32, 7, [0, 1])
 
 
 def test_with_fewer_than_three_displacements_only_absurd_uploads_are_rejected():
@@ -271,7 +333,7 @@ def test_a_fleet_that_changes_as_a_whole_is_accepted():
     gate = Gate(None)
     for _ in range(10):
         judged(gate, a=1e-3, b=1e-3, c=2e-3, d=1e-3)
-    assert judged(gate, a=0.1, b=0.2, c=1e-3, d=2e-3).refused.keys() == {"a", "b"}
+    assert judged(gate, a=0.1, b=0.2, c=1e-3, d=2e-3).clipped.keys() == {"a", "b"}
     assert judged(gate, a=0.1, b=0.2, c=0.1, d=1e4).refused.keys() == {"d"}
     assert judged(gate, a=0.1, b=0.2, c=0.1, d=1e4).refused.keys() == {"d"}
 
@@ -280,7 +342,8 @@ def test_only_the_last_displacements_count():
     gate = Gate(None, window=10)
     for far in (0.1, 0.5, 2.5):
         for _ in range(4):
-            assert not judged(gate, a=far, b=far, c=far).refused
+            verdict = judged(gate, a=far, b=far, c=far)
+            assert (verdict.refused, verdict.clipped) == ({}, {})
     assert len(gate.snapshot()["lengths"]) == 10
 
 
@@ -300,7 +363,7 @@ def verdicts(gate, rounds, rng):
         names = rng.permutation([*"abcdef"])
         far = {name: float(rng.choice([0.0, 0.1, 0.4, 3.0, 1e3])) for name in names[: rng.integers(1, 7)]}
         verdict = judged(gate, **{name: b"?" if rng.random() < 0.1 else x for name, x in far.items()})
-        found.append((sorted(verdict.accepted), verdict.refused, verdict.quarantined))
+        found.append((sorted(verdict.accepted), verdict.refused, verdict.quarantined, verdict.clipped))
     return found
 
 
@@ -314,14 +377,14 @@ def test_a_restored_gate_continues_exactly(bound):
         assert again.snapshot() == gate.snapshot()
         later = verdicts(gate, 8, np.random.default_rng(100 + seed))
         assert verdicts(again, 8, np.random.default_rng(100 + seed)) == later
-        seen |= {bool(gate.quarantined), *(bool(refused) for _, refused, _ in later)}
+        seen |= {bool(gate.quarantined), *(bool(refused) for _, refused, *_ in later)}
     assert seen == {True, False}
 
 
 def test_the_order_of_uploads_does_not_matter():
     far = {"a": 0.1, "b": 0.3, "c": 50.0, "d": 0.2, "e": 2.0}
     one, two = Gate(None), Gate(None)
-    assert judged(one, **far).refused == judged(two, **dict(reversed(far.items()))).refused
+    assert judged(one, **far).clipped == judged(two, **dict(reversed(far.items()))).clipped != {}
     assert one.snapshot() == two.snapshot()
 
 

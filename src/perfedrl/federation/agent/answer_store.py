@@ -15,6 +15,7 @@ import numpy as np
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import write_atomically
 from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, digest, encode
+from perfedrl.federation.private_sockets import reason_of
 from perfedrl.registry import abbreviated
 
 FORMAT = 2
@@ -71,11 +72,10 @@ class StoredAnswer:
 
 @dataclass(frozen=True)
 class Answer:
-    """An upload, whether it is newly computed, and the number of noised uploads so far."""
+    """An upload, and whether it is newly computed."""
 
     upload: Tensors
     fresh: bool
-    releases: int
 
 
 class AnswerStore:
@@ -97,18 +97,20 @@ class AnswerStore:
         digest: str,
         start: Tensors,
         compute: Callable[[Tensors], tuple[Tensors, Tensors]],
-        private: bool = False,
+        noised: int | None = None,
     ) -> Answer:
         """Return the stored upload for a round, or compute it from the agent's state and store it first.
 
         The same round with the same message (the same digest) has the same upload; with another message it is computed
-        again from the state before that round.
+        again from the state before that round. `noised` is the number of the run's noised uploads so far, as the
+        agent's ledger has it; None if this upload is without noise, which no run with noised uploads may ask for.
         """
         record = self.record_for(run, generation, start).as_of(round_)
         check_round(run, round_, record)
+        check_releases(run, record.releases, noised)
         if round_ == record.round and digest == record.digest:
             self.join(run, generation, start)
-            return Answer(record.upload, False, record.releases)
+            return Answer(record.upload, False)
         before = record.before
         if round_ > record.round:
             record = replace(
@@ -121,9 +123,10 @@ class AnswerStore:
             before = record.after
         upload, after = compute(before)
         about: dict[str, Any] = {"round": round_, "digest": digest, "answered_for": generation}
-        record = replace(record, **about, upload=upload, before=before, after=after, releases=record.releases + private)
+        releases = record.releases + (noised is not None)
+        record = replace(record, **about, upload=upload, before=before, after=after, releases=releases)
         self._save(run, record)
-        return Answer(upload, True, record.releases)
+        return Answer(upload, True)
 
     def state(self, run: str, generation: int, round_: int, start: Tensors) -> Tensors:
         """The agent's state after `round_` rounds."""
@@ -165,6 +168,11 @@ class AnswerStore:
         if record.number != self.number:
             raise UserError(f"{path} belongs to agent number {record.number}; this is agent number {self.number}")
         return record
+
+    def runs(self) -> list[str]:
+        """The ids of the runs that have a file."""
+        files = self.folder.glob("run-*.safetensors")
+        return sorted(path.name.removeprefix("run-").removesuffix(".safetensors") for path in files)
 
     def path(self, run: str, what: str = "run") -> Path:
         """The file of a run; its name contains the run's id, which is checked."""
@@ -219,7 +227,14 @@ def check_round(run: str, round_: int, record: StoredAnswer) -> None:
         raise UserError(f"round {round_} of {run} is over: the agent has already answered round {record.round}")
 
 
-def reason_of(error: OSError) -> str:
-    """The system's description of an error, as part of a sentence."""
-    text = error.strerror or str(error)
-    return text[:1].lower() + text[1:]
+def check_releases(run: str, stored: int, noised: int | None) -> None:
+    """Reject an upload without noise in a run with noised ones, and a ledger that lacks some of those."""
+    if noised is None and stored:
+        raise UserError(
+            f"the agent has uploaded to {run} with noise, and uploads nothing to it without: start another run, or "
+            "keep [privacy] in the plan"
+        )
+    if noised is not None and noised < stored:
+        raise UserError(
+            f"the agent's privacy ledger has {noised} uploads to {run}, but {stored} were made: restore the ledger"
+        )

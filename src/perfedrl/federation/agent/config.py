@@ -1,4 +1,4 @@
-"""An agent's settings: its environment, its limits, and the import paths that it trusts.
+"""An agent's settings: its environment, its limits, its demands on privacy, and the import paths that it trusts.
 
 A plan, the server's config, comes over a network. What it may import, read and sample on this machine is checked here,
 on its text, before anything in it is built.
@@ -17,7 +17,7 @@ from perfedrl.envs import ENVS, Fleet, Task, fleet, played_in_python
 from perfedrl.envs.base import PlayedTask
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
-from perfedrl.experiments.build import SEES
+from perfedrl.experiments.build import SEES, Privacy
 from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.federation.environment_report import (
@@ -54,8 +54,36 @@ class Limits(BaseModel):
     """A Python sampler is stopped between two batches; results of longer compiled work are dropped."""
 
 
+class PrivacyDemands(BaseModel):
+    """The table [privacy] of an agent: the least protection of an upload, and a budget for all uploads of its lifetime.
+
+    The budget is an epsilon at a delta, over all rounds and runs.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    least_noise: float = Field(gt=0, allow_inf_nan=False)
+    """The least `noise` of a plan, in units of the plan's `clip`."""
+    epsilon: float = Field(gt=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1, allow_inf_nan=False)
+    largest_clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The largest `clip` of a plan; by default any, since the privacy loss does not depend on it."""
+
+    def check(self, plan: Privacy | None) -> None:
+        """Reject a plan whose uploads are not protected enough."""
+        if plan is None:
+            raise UserError(
+                "it has no table [privacy], and this agent uploads with noise only: ask for noise >= "
+                f"{self.least_noise:g}"
+            )
+        if plan.noise < self.least_noise:
+            raise UserError(f"[privacy] noise is {plan.noise:g}; this agent's least_noise is {self.least_noise:g}")
+        if self.largest_clip is not None and plan.clip > self.largest_clip:
+            raise UserError(f"[privacy] clip is {plan.clip:g}; this agent's largest_clip is {self.largest_clip:g}")
+
+
 class AgentConfig(BaseModel):
-    """One agent of a networked fleet: its environment, its index in the environment's fleet, limits and trust."""
+    """One agent of a networked fleet: its environment, its index in that fleet, limits, privacy and trust."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,))
 
@@ -65,12 +93,14 @@ class AgentConfig(BaseModel):
     folder: str = "."
     """The folder, relative to this file, in which modules of the user's own are looked for."""
     limits: Limits = Limits()
+    privacy: PrivacyDemands | None = None
+    """What the agent demands of a plan's [privacy]; by default nothing."""
     trust: tuple[str, ...] = ()
     """Import paths that a plan may name; perfedrl's registered names are always allowed."""
     keep: Literal["adapted", "better"] = "adapted"
     """Which policy the agent keeps at the end: the adapted one, or the better of it and the shared one."""
-    tell_outcomes: bool = True
-    """Whether the agent reports its outcomes, which [privacy] in a plan does not protect."""
+    tell_outcomes: bool | None = None
+    """Whether the agent reports its outcomes, which no noise protects; by default it does if it has no [privacy]."""
 
     @field_validator("fleet")
     @classmethod
@@ -87,6 +117,11 @@ class AgentConfig(BaseModel):
             if not all(path.partition(":")):
                 raise UserError(f'trust: {abbreviated(path)} is not an import path such as "my_package.policies:net"')
         return paths
+
+    @property
+    def tells_outcomes(self) -> bool:
+        """Whether the agent reports its outcomes."""
+        return self.privacy is None if self.tell_outcomes is None else self.tell_outcomes
 
     @property
     def env(self) -> str:
@@ -212,7 +247,7 @@ def check_number(number: int) -> int:
 
 
 def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
-    """Read the server's config and build its experiment, if it is within this agent's trust and limits.
+    """Read the server's config and build its experiment, if it is within this agent's trust, limits and privacy.
 
     Where agents bring their environments, nothing of the plan's fleet is built: its experiment is that of the report in
     the plan, which must fit this agent's own, or of the agent's own report.
@@ -230,6 +265,8 @@ def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
     reported = table.pop(PLAN_TABLE, None)
     try:
         config = parse_config(_with_own_file(_checked_trust(table, agent), agent))
+        if agent.privacy is not None:
+            agent.privacy.check(config.privacy)
         config = _on_report(config, reported, agent, number) if agents_bring_environments(config) else config
         experiment = config.experiment
     except UserError as error:

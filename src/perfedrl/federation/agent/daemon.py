@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from perfedrl.errors import UserError
-from perfedrl.federation.agent.answer_store import reason_of
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.request_handler import Agent, failure
 from perfedrl.federation.frames import LIMIT, BadFrame, receive, send
+from perfedrl.federation.private_sockets import bind_privately, check_socket_path, reason_of
 
 MOST_CONNECTIONS = 16
 """The number of open requests; all but one of them wait."""
 PATIENCE = 60.0
 """Seconds in which a request must have arrived, and an answer must have been received."""
-LONGEST_PATH = 100
-"""The longest path of a socket in bytes; systems allow little more."""
 
 
 class Daemon:
@@ -132,35 +130,13 @@ def listening(path: Path) -> Iterator[socket.socket]:
     with exclusive_lock(path.with_name(path.name + ".lock"), f"another agent listens at {path}"):
         _remove_dead(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            before = os.umask(0o177)
-            try:
-                listener.bind(str(path))
-            except OSError as error:
-                raise UserError(f"the agent cannot listen at {path}: {reason_of(error)}") from error
-            finally:
-                os.umask(before)
+            bind_privately(listener, path)
             try:
                 listener.listen(MOST_CONNECTIONS)
                 listener.setblocking(False)
                 yield listener
             finally:
                 path.unlink(missing_ok=True)
-
-
-def check_socket_path(path: Path) -> None:
-    """Check that a socket can be created at a path and that only this user may write there; create the folder."""
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        raise UserError(f"expected a socket path of at most {LONGEST_PATH} bytes, got a longer one: {path}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        place = path.parent.stat()
-        open_to_others = place.st_mode & 0o022 or place.st_uid != os.getuid()
-    except OSError as error:
-        raise UserError(f"the agent cannot listen at {path}: {reason_of(error)}") from error
-    if open_to_others:
-        raise UserError(
-            f"other users may write to {path.parent}; the socket needs a folder that only its user may write to"
-        )
 
 
 def _remove_dead(path: Path) -> None:

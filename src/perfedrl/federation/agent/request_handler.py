@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl import privacy
 from perfedrl.errors import UserError
+from perfedrl.experiments.build import Privacy
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.answer_store import Answer, AnswerStore
 from perfedrl.federation.agent.config import AgentConfig
+from perfedrl.federation.agent.privacy_ledger import PrivacyLedger
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
 from perfedrl.federation.environment_report import PLAN_TABLE
 from perfedrl.federation.frames import FAILED_EPISODES, Frame, digest
@@ -36,6 +37,9 @@ class Agent:
 
     def __init__(self, config: AgentConfig, number: int, folder: Path, tell: Callable[[str], None] = lambda _: None):
         self.worker, self.store, self._listener = Worker(config, number), AnswerStore(folder, number), tell
+        self.ledger = PrivacyLedger(self.store, config.privacy)
+        if config.privacy is not None:
+            self.tell(f"uploads with noise only: {self.ledger.told()}")
         self._lock = threading.Lock()
         self._current = {"run": "", "round": ""}
         self._handlers: Mapping[str, Callable[[Frame], Frame]] = {
@@ -116,27 +120,46 @@ class Agent:
         run, generation, round_ = text(frame, "run"), count(frame, "generation"), count(frame, "round")
         begun = time.monotonic()
         training, message = self._training(frame)
+        table = training.config.privacy
+        clip, noise = (None, 0.0) if table is None else (table.clip, table.noise)
 
         def compute(tensors: Tensors) -> tuple[Tensors, Tensors]:
             state = unnamed(training.state, tensors, f"the stored state of {run}")
+            self.ledger.check_budget(noise)
             upload, after = training.update(message, state, round_)
+            self.ledger.record(run, clip, noise)  # before the store has the upload
             return named_leaves(upload), named_leaves(after)
 
         identity = digest(frame.tensors, text(frame, "plan"))
-        private = training.private is not None
-        answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, private)
+        noised = self.ledger.noised(run) if noise > 0 else None
+        answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, noised)
         spent, seconds = training.trajectories if answer.fresh else 0, time.monotonic() - begun
         about = {"seconds": f"{seconds:.6f}", "trajectories": str(spent)}
-        if answer.fresh and training.failed_episodes and not private:  # noise does not cover the count
+        if answer.fresh and training.failed_episodes and table is None:  # noise does not cover the count
             about[FAILED_EPISODES] = str(training.failed_episodes)
-        self.tell(told_of_round(training, round_, answer, seconds))
+        loss = self.ledger.told(None if table is None else table.delta)
+        self.tell(told_of_round(training, round_, answer, seconds) + (loss and f", {loss}"))
         asked = {"run": run, "generation": str(generation), "round": str(round_)}
-        return Frame("upload", {**asked, **about, **privacy_fields(training, answer.releases)}, answer.upload)
+        return Frame("upload", {**asked, **about, **self._privacy_fields(table)}, answer.upload)
+
+    def _privacy_fields(self, table: Privacy | None) -> dict[str, str]:
+        """The number of noised uploads and the privacy loss of the agent's lifetime, at the plan's delta.
+
+        The loss only with the accounting library; nothing where the plan has no privacy.
+        """
+        if table is None:
+            return {}
+        fields = {"privacy_releases": str(self.ledger.noised())}
+        with suppress(UserError):
+            fields["epsilon"] = repr(self.ledger.loss(table.delta))
+        return fields
 
     def _evaluate(self, frame: Frame) -> Frame:
         run, generation, round_ = text(frame, "run"), count(frame, "generation"), count(frame, "round")
-        if not self.worker.config.tell_outcomes:
-            raise UserError("this agent does not report outcomes (tell_outcomes = false)")
+        if not self.worker.config.tells_outcomes:
+            raise UserError(
+                "this agent does not report outcomes (tell_outcomes = false, which is the default with [privacy])"
+            )
         training, message = self._training(frame)
         state = self._state(training, run, self.store.state(run, generation, round_, named_leaves(training.state)))
         outcomes = training.evaluate(message, state, round_)
@@ -146,6 +169,8 @@ class Agent:
     def _personalize(self, frame: Frame) -> Frame:
         run, m, draw = text(frame, "run"), count(frame, "m"), count(frame, "draw", "0")
         path = self.store.path(run, "personal")
+        if frame.fields.get("parameters") == "yes" and self.worker.config.privacy is not None:
+            raise UserError("this agent uploads with noise only: its own parameters stay here")
         training, message = self._training(frame)
         stored = self.store.stored(run)
         if stored is not None and "generation" in frame.fields:
@@ -162,7 +187,7 @@ class Agent:
         which = "the shared policy is kept" if kept == "start" else "saved"
         self.tell(f"personalized with {m} trajectories: {told_of_returns(outcomes)}; {which} in {path}")
         self.worker.close()  # the run is over for this agent
-        tensors = scalars(outcomes) if self.worker.config.tell_outcomes else {}
+        tensors = scalars(outcomes) if self.worker.config.tells_outcomes else {}
         if frame.fields.get("parameters") == "yes":
             tensors |= {f"parameters.{name}": x for name, x in named_leaves(own).items()}
         return Frame("personalized", about, tensors)
@@ -236,17 +261,6 @@ def scalars(outcomes: AgentOutcomes) -> Tensors:
     """Outcomes by name, e.g. "before.return"."""
     both = outcomes._asdict().items()
     return {f"{when}.{name}": np.asarray(x, np.float64) for when, named in both for name, x in named.items()}
-
-
-def privacy_fields(training: LocalTraining, releases: int) -> dict[str, str]:
-    """The number of noised uploads and the privacy loss so far; the loss only with the accounting library."""
-    table = training.config.privacy
-    if training.private is None or table is None:
-        return {}
-    fields = {"privacy_releases": str(releases)}
-    with suppress(UserError):
-        fields["epsilon"] = repr(privacy.loss(table.noise, releases, table.delta))
-    return fields
 
 
 def resident() -> int:

@@ -1,14 +1,12 @@
 """An agent's local training for a run: the server's plan and the agent's own environment."""
 
 import logging
-import secrets
 import time
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -20,7 +18,9 @@ from perfedrl.errors import FAILURES, UserError, in_one_line
 from perfedrl.experiments.config import Config, whole
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.agent.config import AgentConfig, check_number, read_plan
+from perfedrl.federation.agent.discrete_gaussian import ExactRandom
 from perfedrl.federation.agent.local_computation import CompiledComputation, PythonComputation
+from perfedrl.federation.agent.private_release import check_noise, noised_upload
 from perfedrl.key_domains import EVALUATION
 from perfedrl.types import Params
 
@@ -84,6 +84,8 @@ class LocalTraining:
         experiment = config.experiment
         self.config, self.limits, self.number = config, agent.limits, number
         self.algorithm, self.private = agent_side(experiment.algorithm), privacy_of(experiment.algorithm)
+        if self.private is not None:
+            check_noise(self.private.noise)
         own = replace(experiment, algorithm=self.algorithm)
         server, client = own.initial_states(own.start_number(config.seeds[0]))
         self.message, self.state = jax.tree.map(np.asarray, (server.message, client))
@@ -118,7 +120,7 @@ class LocalTraining:
     def update(self, message: PyTree, state: PyTree, round_: int) -> tuple[PyTree, PyTree]:
         """Train for one round; return the upload and the agent's new state.
 
-        In a private run the upload is clipped and noised with a key that is the agent's secret. Whether training
+        In a private run the upload is clipped and noised with random numbers of the operating system. Whether training
         diverged stays secret too: the agent then sends noise around the message and keeps its state.
         """
         check_finite(message, "the message")
@@ -131,10 +133,11 @@ class LocalTraining:
         if self.private is None:
             check_finite((upload, after), f"the agent's result of round {round_}", ": lower alpha or beta")
             return upload, after
-        key = jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secrets.token_bytes(8), np.uint32)))
-        upload = _privatize(
-            self.algorithm.unchanged_upload(message), upload, self.private.clip, self.private.noise, key
-        )
+        unchanged, clip, noise = self.algorithm.unchanged_upload(message), self.private.clip, self.private.noise
+        if noise > 0:
+            upload = noised_upload(unchanged, upload, clip, noise, ExactRandom())
+        else:
+            upload = _privatize(unchanged, upload, clip, noise, jax.random.key(0))
         return jax.tree.map(np.asarray, upload), after if finite(after) else state
 
     def evaluate(self, message: PyTree, state: PyTree, round_: int) -> AgentOutcomes:

@@ -22,6 +22,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.fuel.hci.proto import MetaStatusValue
 
 from perfedrl.errors import UserError
+from perfedrl.federation.engine.driver import install
 from perfedrl.federation.engine.fleet_folder import OPERATOR, FleetFolder
 
 REJECTIONS = (
@@ -50,6 +51,7 @@ class Operator:
 
     def __init__(self, fleet: FleetFolder, timeout: float = 10.0):
         self.fleet = fleet
+        install()
         with _quiet(), translated_errors():
             self._session: Session = new_secure_session(OPERATOR, str(fleet.operator), timeout=timeout)
 

@@ -16,7 +16,8 @@ from typing import Any
 from perfedrl.errors import UserError
 
 ABOUT, OPERATOR, OPERATOR_ROLE = "fleet.json", "operator@perfedrl.fleet", "project_admin"
-FORMAT = 1
+FORMAT = 2
+"""Kits of format 1 connect by gRPC."""
 STORAGE = "storage"
 """The folder of NVFlare's jobs in the server's kit, and the variable of its settings that stands for its path."""
 
@@ -66,6 +67,11 @@ class FleetFolder:
     @property
     def server(self) -> Path:
         return self.folder / "server"
+
+    @property
+    def connection_log(self) -> Path:
+        """The file in which the server says which connections it refused."""
+        return self.server / "connections.log"
 
     @property
     def operator(self) -> Path:
@@ -140,5 +146,11 @@ class Kit:
         own = self.state / "agent.sock"
         if len(os.fsencode(own)) < 100:
             return own
-        short = Path(os.environ.get("XDG_RUNTIME_DIR", "/tmp")) / f"perfedrl-{os.getuid()}-{self.info.fleet[-8:]}"
-        return short / f"{self.info.agent}.sock"
+        return socket_folder(self.info) / f"{self.info.agent}.sock"
+
+
+def socket_folder(info: FleetInfo) -> Path:
+    """A folder with a short path for Unix sockets of a fleet's processes on this machine."""
+    place = os.environ.get("XDG_RUNTIME_DIR", "/tmp")
+    plain = re.fullmatch(r"/[A-Za-z0-9._/-]{1,40}", place)  # the path is part of URLs
+    return Path(place if plain else "/tmp") / f"perfedrl-{os.getuid()}-{info.fleet[-8:]}"

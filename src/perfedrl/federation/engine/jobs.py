@@ -9,6 +9,9 @@ from perfedrl.federation.engine.provision import BRIDGE, WORKFLOW
 REQUEST_INTERVAL = 0.02
 """Seconds between two requests of an agent's bridge for a task; NVFlare's default of 2 is made for long rounds."""
 
+REPLY_TIMEOUT = 15.0
+"""Seconds without progress after which an agent's bridge repeats a request to the server; NVFlare waits for 300."""
+
 
 def write_job(folder: Path, run: str, generation: int, agents: Sequence[str], seconds: float) -> Path:
     """Write the job of one generation of a run; `run` is its folder's name, `seconds` an agent's limit for one task."""
@@ -23,6 +26,9 @@ def write_job(folder: Path, run: str, generation: int, agents: Sequence[str], se
     client = {
         "format_version": 2,
         "default_task_fetch_interval": REQUEST_INTERVAL,
+        "get_task_timeout": REPLY_TIMEOUT,
+        "submit_task_result_timeout": REPLY_TIMEOUT,
+        "task_check_interval": REQUEST_INTERVAL,
         "executors": [bridge],
         "components": [],
         "task_result_filters": [],

@@ -1,35 +1,42 @@
 """The processes of a fleet's machines, and checks of ports, kits and certificates before they start."""
 
+import asyncio
 import errno
 import os
+import secrets
 import socket
 import ssl
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from perfedrl.errors import UserError
+from perfedrl.federation.connections.dialer import INSTANCE, NotAdmitted, Target, probe
+from perfedrl.federation.connections.streams import BROKEN, client_context
 from perfedrl.federation.engine.authority import ORGANIZATION, read_certificate
 from perfedrl.federation.engine.bridge import SOCKET
-from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
+from perfedrl.federation.engine.driver import CONNECTION_LOG, SOCKETS
+from perfedrl.federation.engine.fleet_folder import FleetFolder, FleetInfo, Kit, socket_folder
+from perfedrl.federation.private_sockets import check_socket_path
 from perfedrl.federation.restarting_process import RestartingProcess
-
-CONNECT_TIMEOUT = 5.0
-"""Seconds in which a connection to the server must succeed."""
 
 
 def server_process(fleet: FleetFolder) -> RestartingProcess:
     """NVFlare's server, restarted when it ends."""
     command = _command("server.server_train", fleet.server, "fed_server.json")
-    return RestartingProcess(command, fleet.server / "server.log", environment(), fleet.server)
+    engine = {**engine_environment(fleet.info), CONNECTION_LOG: str(fleet.connection_log)}
+    return RestartingProcess(command, fleet.server / "server.log", environment(**engine), fleet.server)
 
 
 def client_process(kit: Kit) -> RestartingProcess:
-    """NVFlare's client of one agent, restarted when it ends; an environment variable names the daemon's socket."""
+    """NVFlare's client of one agent, restarted when it ends.
+
+    Environment variables name the daemon's socket, and this start of the agent.
+    """
     command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.info.agent}")
-    return RestartingProcess(command, kit.folder / "bridge.log", environment(**{SOCKET: str(kit.socket)}), kit.folder)
+    own = {SOCKET: str(kit.socket), INSTANCE: secrets.token_hex(16), **engine_environment(kit.info)}
+    return RestartingProcess(command, kit.folder / "bridge.log", environment(**own), kit.folder)
 
 
 def daemon_process(kit: Kit, agent_config: Path | None, env: str | None) -> RestartingProcess:
@@ -43,6 +50,13 @@ def daemon_process(kit: Kit, agent_config: Path | None, env: str | None) -> Rest
 def environment(**more: str) -> Mapping[str, str]:
     """Environment variables of a child process: unbuffered logs, and no proxies between machines of the fleet."""
     return {**os.environ, "PYTHONUNBUFFERED": "1", "no_grpc_proxy": "*", **more}
+
+
+def engine_environment(info: FleetInfo) -> dict[str, str]:
+    """Environment variables with which NVFlare finds perfedrl's connections, and a folder for its Unix sockets."""
+    folder = socket_folder(info)
+    check_socket_path(folder / "engine.sock")
+    return {"NVFLARE_COMM_DRIVER_PATH": str(Path(__file__).parent / "drivers"), SOCKETS: str(folder)}
 
 
 def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
@@ -81,24 +95,19 @@ def check_clock(certificate: Path) -> None:
 def check_server(kit: Kit) -> bool:
     """Whether the kit's server answers; an error if another server does, False if none listens yet."""
     host, port = kit.info.host, kit.info.port
-    context = ssl.create_default_context(cafile=str(kit.authority))
-    context.load_cert_chain(str(kit.certificate), str(kit.key))
-    context.set_alpn_protocols(["h2"])
+    context = client_context(str(kit.authority), str(kit.certificate), str(kit.key))
     try:
-        with ExitStack() as stack:
-            plain = stack.enter_context(socket.create_connection((host, port), CONNECT_TIMEOUT))
-            secure = stack.enter_context(context.wrap_socket(plain, server_hostname=host))
-            secure.settimeout(0.5)
-            with suppress(TimeoutError):
-                secure.recv(1)  # a server that rejects the certificate reports it only now
+        asyncio.run(probe(Target(host, port, context)))
         return True
+    except NotAdmitted as error:
+        raise UserError(f"the server refuses this kit: {error}") from error
     except ssl.SSLCertVerificationError as error:
         raise UserError(_reason(error, host)) from error
     except ssl.SSLError as error:
         raise UserError(f"the server at {host}:{port} rejects this kit's certificate: {error.reason}") from error
     except socket.gaierror as error:
         raise UserError(f"the server's host name {host!r} cannot be resolved on this machine") from error
-    except OSError:
+    except BROKEN:
         return False
 
 

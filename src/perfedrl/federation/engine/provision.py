@@ -24,6 +24,7 @@ from nvflare.lighter.utils import sign_folders
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.authority import ORGANIZATION, keep_root_only
+from perfedrl.federation.engine.driver import SCHEME, UNIX
 from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, OPERATOR_ROLE, STORAGE, FleetInfo, check_path
 from perfedrl.federation.engine.kit_checks import SIGNATURES, sign_kit
 from perfedrl.federation.frames import LIMIT
@@ -113,7 +114,7 @@ def _provision(
     for name in names:
         project.add_client(name, ORGANIZATION, {})
     project.add_admin(OPERATOR, ORGANIZATION, {"role": OPERATOR_ROLE})
-    builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme="grpc")]
+    builders = [WorkspaceBuilder(), StaticFileBuilder(config_folder="config", scheme=SCHEME)]
     log = _ProvisionerLog()
     with contextlib.redirect_stderr(io.StringIO()):  # the provisioner prints a traceback beside its error
         made = Provisioner(str(workspace), [*builders, certificates]).provision(project, logger=log)
@@ -141,9 +142,10 @@ def _server_resources(kit: Path, agents: int) -> None:
     _write_local(kit, resources, _comm())
 
 
-def _comm() -> dict[str, int]:
-    """Limit a transmission to the size of a frame and its envelope."""
-    return {"streaming_max_blob_size": LIMIT + 2**20}
+def _comm() -> dict[str, Any]:
+    """Limit a transmission to the size of a frame and its envelope, and connect job processes by Unix sockets."""
+    internal = {"scheme": UNIX, "resources": {"connection_security": "clear"}}
+    return {"streaming_max_blob_size": LIMIT + 2**20, "internal": internal}
 
 
 def _defaults(kit: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from perfedrl.errors import UserError
 from perfedrl.federation.agent.daemon_client import AgentUnreachable, call, line_of
 from perfedrl.federation.engine.authority import is_soon, valid_until
+from perfedrl.federation.engine.connection_log import ConnectionLog
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit, check_path
 from perfedrl.federation.engine.kit_checks import check_kit
 from perfedrl.federation.engine.processes import (
@@ -39,9 +40,10 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
         check_port(fleet.info.host, fleet.info.port)
         fleet.write_storage()
         warn_of_end(fleet.server / "startup" / "server.crt", tell)
+        connections = ConnectionLog(fleet.connection_log)
         process = server_process(fleet).start()
         tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
-        stand_by([process], tell)
+        stand_by([process], tell, connections.new_lines)
 
 
 def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from perfedrl.errors import UserError
+from perfedrl.experiments.build import PLAIN_MEAN
 from perfedrl.experiments.config import Config
+from perfedrl.experiments.settings import read_table
 from perfedrl.experiments.store import has_run
 from perfedrl.federation.agent.answer_store import NAME
 from perfedrl.federation.engine.admin_session import Operator, RequestDeclined, ServerUnreachable
@@ -22,7 +24,7 @@ from perfedrl.federation.engine.jobs import write_job
 from perfedrl.federation.engine.processes import check_clock
 from perfedrl.federation.engine.service import exclusive_service
 from perfedrl.federation.environment_report import agents_of
-from perfedrl.federation.server.network_config import least_agents, networked
+from perfedrl.federation.server.network_config import least_agents, networked, with_plain_mean
 from perfedrl.federation.server.run_folder import TRAINED, RunFolder, RunSpec, Terms
 
 POLL, POLL_SERVER = 0.2, 2.0
@@ -31,6 +33,8 @@ SETTLE = 10.0
 """Seconds in which a job reaches all its agents."""
 READMIT = 30.0
 """Seconds after which an agent that left a job is taken into a new one; doubled each time."""
+STUCK = 10.0
+"""Seconds after which a connected agent that missed a deadline and stays silent is taken into a new job."""
 LEAST_DISK = 2**20
 MOST_FRUITLESS = 5
 """Jobs in a row that may end without a round before the supervisor gives up."""
@@ -56,6 +60,28 @@ def only_training(fleet: FleetFolder) -> Iterator[None]:
     """Keep other processes from training this fleet; to be held around `prepare` and `Supervisor.run`."""
     with exclusive_service(fleet.folder / "control", "a training of this fleet"):
         yield
+
+
+def config_to_train(fleet: FleetFolder, config: Config, seed: int | None = None, restart: bool = False) -> Config:
+    """The networked config of a run: a run that was begun before networks had a default aggregation keeps the mean.
+
+    Such a run, unfinished or finished, has a config without [aggregation]. It counts unless the run is to be restarted
+    or has been begun with the default since.
+    """
+    derived = networked(config, seed)
+    if restart or config.aggregation is not None or derived.aggregation == PLAIN_MEAN:
+        return derived
+    averaged = with_plain_mean(derived)
+    run_folder = RunFolder(fleet.control(averaged.folder))
+    if fleet.control(derived.folder).exists():
+        return derived
+    if run_folder.checkpoint_path.exists():
+        begun = tomllib.loads(run_folder.spec().config)
+    elif has_run(fleet.runs, averaged):
+        begun = read_table(fleet.runs / averaged.folder / "config.toml", "config")
+    else:
+        return derived
+    return derived if "aggregation" in begun else networked(averaged)
 
 
 def prepare(
@@ -85,9 +111,9 @@ def prepare(
     if restart:
         run_folder.clear()
     if run_folder.checkpoint_path.exists():
-        run = run_folder.spec().run
+        run, text = run_folder.spec().run, run_folder.spec().config
     else:
-        run = f"{config.folder}-{secrets.token_hex(4)}"
+        run, text = f"{config.folder}-{secrets.token_hex(4)}", config.to_toml()
         run_folder.forget_report()
     if not NAME.fullmatch(run):
         raise UserError(f"the config's name is too long for a run's id: {config.name}")
@@ -96,7 +122,7 @@ def prepare(
     since = run_folder.generation() + 1
     places = tuple(str(folder) for folder in folders or (Path.cwd(),))
     runs = os.path.relpath(fleet.runs, run_folder.path)
-    run_folder.write_spec(RunSpec(run, config.to_toml(), names, terms, runs, tuple(release), since, newcomers, places))
+    run_folder.write_spec(RunSpec(run, text, names, terms, runs, tuple(release), since, newcomers, places))
     return run_folder
 
 
@@ -222,7 +248,7 @@ class Supervisor:
     def _watch_job(self, operator: Operator, job: str, agents: set[str]) -> bool:
         """Poll a job until the run or the job ends, or until agents are to be taken in; return whether all is done."""
         generation, began = self.run_folder.generation(), time.monotonic()
-        polled, idle, connected = began, set[str](), set(agents)
+        polled, idle, connected, silent = began, set[str](), set(agents), dict[str, float]()
         while True:
             time.sleep(POLL)
             progress = self.run_folder.progress()
@@ -246,11 +272,20 @@ class Supervisor:
                 return phase == "finished"
             connected = operator.connected() & set(self._members)
             without, idle = idle, connected & operator.idle(job)
-            if polled - began > SETTLE and (coming := self._to_readmit(idle & without)):
+            silent = self._silent_since(silent, connected, progress, polled)
+            stuck = {name for name, since in silent.items() if polled - since > STUCK}
+            if polled - began > SETTLE and (coming := self._to_readmit((idle & without) | stuck)):
                 self.run_folder.log("membership", agents=coming)
                 with suppress(RequestDeclined):
                     operator.abort(job)
                 return False
+
+    def _silent_since(
+        self, before: dict[str, float], connected: set[str], progress: dict[str, Any], now: float
+    ) -> dict[str, float]:
+        """When each connected agent that missed a deadline was first seen silent; its process may hang."""
+        lost = {name for name, word in progress.get("agents", {}).items() if word == "lost"}
+        return {name: before.get(name, now) for name in lost & connected}
 
     def _to_readmit(self, idle: set[str]) -> list[str]:
         """The idle agents to take in with a new job; the interval doubles for an agent that does not stay."""

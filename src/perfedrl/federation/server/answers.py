@@ -112,12 +112,12 @@ def outlier(returns: Mapping[str, float]) -> str | None:
 
 
 def epsilon_in(data: bytes) -> float | None:
-    """The privacy loss that an agent reports with its upload; None if it is missing or invalid."""
+    """The privacy loss that an agent reports with its upload, maybe infinite; None if it is missing or invalid."""
     try:
         epsilon = float(decode(data).fields.get("epsilon", "nan"))
     except (BadFrame, ValueError):
         return None
-    return epsilon if 0 <= epsilon < float("inf") else None
+    return epsilon if epsilon >= 0 else None
 
 
 def failed_episodes_in(data: bytes) -> int:

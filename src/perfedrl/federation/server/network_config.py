@@ -1,15 +1,18 @@
-"""The config of a networked run: an experiment's config with one seed and without what only a simulator has."""
+"""The config of a networked run: an experiment's config with one seed, an aggregation, and nothing for simulators."""
 
 import tomllib
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import tomli_w
 
-from perfedrl.algorithms import Algorithm
+from perfedrl.algorithms import Algorithm, Robust
+from perfedrl.algorithms.composition import Composition, excludes
+from perfedrl.envs import Fleet, played_in_python
 from perfedrl.errors import UserError
-from perfedrl.experiments.build import SEES, unwrapped_algorithm, wrap
+from perfedrl.experiments.build import PLAIN_MEAN, SEES, make_fleet, unwrapped_algorithm, wrap
 from perfedrl.experiments.config import Config, parse_config
 from perfedrl.experiments.settings import validated
 from perfedrl.experiments.start_parameters import StartTable
@@ -27,8 +30,14 @@ HELD_OUT_SETTINGS = ("few_shot", "repeats", "rollouts")
 """Settings of an evaluation that concern held-out agents, which a network does not have."""
 
 
+DEFAULT_AGGREGATION = MappingProxyType({"name": "geometric-median"})
+"""What a network takes where the config has no [aggregation]; it withstands less than half of the agents."""
+FEWEST_AGENTS = 3
+"""The number of agents in a round from which on a majority can outvote one of them."""
+
+
 def networked(config: Config, seed: int | None = None) -> Config:
-    """Derive the config of one networked run: with the given seed, or the config's first.
+    """Derive the config of one networked run: with the given seed, or the config's first, and with an [aggregation].
 
     A config that is one already is returned as it is, with the experiment it has built. Where agents bring their
     environments, no experiment is built: `check_uploads` follows when their report is known.
@@ -39,8 +48,6 @@ def networked(config: Config, seed: int | None = None) -> Config:
         raise UserError(f"{config.algorithm['name']} sends nothing, so its agents need no network: use perfedrl train")
     if SEES in config.policy:
         raise UserError("[policy] sees is for simulations only so far; leave it out of a config for real agents")
-    if not agents_bring_environments(config):
-        check_uploads(config)
     if config.attack is not None:
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
     if config.control_variate is not None:
@@ -54,7 +61,61 @@ def networked(config: Config, seed: int | None = None) -> Config:
     if isinstance(table["start"], str):
         table["start"] = table["seeds"][0]
     derived = validated(Config, table, "config")
-    return config if derived.to_toml() == config.to_toml() else derived
+    if derived.aggregation is None:
+        derived = with_default_aggregation(derived)
+    elif derived.to_toml() == config.to_toml():
+        derived = config
+    if not agents_bring_environments(derived):
+        check_uploads(derived)
+    return derived
+
+
+def with_default_aggregation(config: Config) -> Config:
+    """The config with the aggregation that a network takes where none is named; its fleet is made once."""
+    fleet: Fleet | None = None if played_in_python(config.fleet) else make_fleet(config)
+    aggregation, _ = default_aggregation(config, agents_of(config) if fleet is None else fleet.agents)
+    chosen = parse_config({**config.table, "aggregation": aggregation})
+    return chosen if fleet is None else chosen.with_fleet(fleet)
+
+
+def default_aggregation(config: Config, agents: int) -> tuple[dict[str, Any], str]:
+    """The aggregation over a network of so many agents where the config names none, and the reason."""
+    algorithm, name = unwrapped_algorithm(config), config.algorithm["name"]
+    taking_part = max(1, round(config.participation * agents))
+    why = None
+    if taking_part < FEWEST_AGENTS:
+        why = f"where fewer than {FEWEST_AGENTS} agents take part in a round, no majority outvotes a hostile one"
+    elif excludes(Robust, Composition(algorithm, ())):
+        why = f"no other aggregation can take the place of the one in {name}"
+    elif not server_class(algorithm).__module__.startswith("perfedrl."):
+        why = f"{name} has a server step of its own, which may need every upload"
+    if why is not None:
+        return dict(PLAIN_MEAN), why
+    return dict(DEFAULT_AGGREGATION), "a minority of hostile agents cannot move it far"
+
+
+def aggregation_sentence(config: Config, derived: Config) -> str:
+    """Say which aggregation a networked run has, and why; `config` is what the user wrote, `derived` its network's."""
+    chosen = derived.aggregation or PLAIN_MEAN
+    name = chosen["name"]
+    combined = f"uploads are combined by their {name.replace('-', ' ')}"
+    if config.aggregation is not None:
+        return f"{combined}, as the config says"
+    default, why = default_aggregation(derived, agents_of(derived))
+    if name != default["name"]:
+        return f"{combined}, as when this run began; --restart begins it anew with {default['name']}"
+    other = "" if name == "mean" else '; [aggregation] name = "mean" in the config takes their mean'
+    return f"{combined}: {why}{other}"
+
+
+def server_class(algorithm: Algorithm) -> type:
+    """The class in which an algorithm's server step is defined."""
+    return next(kind for kind in type(algorithm).__mro__ if "server" in vars(kind))
+
+
+def with_plain_mean(config: Config) -> Config:
+    """The config with the mean as its aggregation; its digest is that of a config without the table."""
+    return parse_config({**config.table, "aggregation": dict(PLAIN_MEAN)})
 
 
 def check_uploads(config: Config) -> None:

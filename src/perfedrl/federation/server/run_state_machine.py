@@ -31,6 +31,7 @@ from perfedrl.federation.server.answers import (
     outlier,
     unbelievable,
 )
+from perfedrl.federation.server.opposition import ROUNDS_IN_A_ROW, alignments, counted, opposing
 from perfedrl.federation.server.run_folder import TRAINED, RunSpec, ServerCheckpoint
 from perfedrl.federation.server.upload_bound import hard_bound
 from perfedrl.federation.server.upload_checks import Expected, Gate
@@ -114,7 +115,8 @@ class CoordinatorState:
 
     `lost` agents were silent when last asked, and are not waited for until they answer; `failing` agents reported a
     failure. Of the open question, `accepted` holds the answers taken so far, and `settled` the agents that are not
-    asked again: those that sit the round out, and those whose answer was rejected. The job began at round `began`.
+    asked again: those that sit the round out, and those whose answer was rejected. The job began at round `began`;
+    `opposed` counts since then the rounds in a row in which an agent's upload pointed against all others.
     """
 
     round: int
@@ -130,6 +132,7 @@ class CoordinatorState:
     needed: int = 0
     question: Question | None = None
     began: int = 0
+    opposed: Mapping[str, int] = field(default_factory=dict)
 
 
 Transition = tuple[CoordinatorState, list[Command]]
@@ -265,15 +268,16 @@ class RunStateMachine:
         self, state: CoordinatorState, answers: Answers
     ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
         """Check the uploads of the agents drawn for this round; the gate's record of them is part of the state."""
-        algorithm = self.experiment.algorithm
-        unchanged = algorithm.unchanged_upload(state.server.message)
-        measured = frozenset(named_leaves(algorithm.measured_part(unchanged)))
-        expected = Expected(self.spec.run, self.generation, state.round, named_leaves(unchanged), measured)
+        expected = self._expected(state)
         drawn, gate = self._drawn(state), copy.deepcopy(state.gate)
         verdict = gate.judge(expected, {name: data for name, data in answers.frames.items() if name in drawn})
         commands: list[Command] = [
             Log("refused", {"agent": name, "round": state.round, "reason": reason})
             for name, reason in sorted(verdict.refused.items())
+        ]
+        commands += [
+            Log("clipped", {"agent": name, "round": state.round, "factor": factor})
+            for name, factor in sorted(verdict.clipped.items())
         ]
         commands += [Log("quarantined", {"agent": name, "round": state.round}) for name in verdict.quarantined]
         failed = {name: failed_episodes_in(answers.frames[name]) for name in sorted(verdict.accepted)}
@@ -285,6 +289,13 @@ class RunStateMachine:
             epsilon = largest_epsilon((answers.frames[name] for name in verdict.accepted), epsilon)
         accepted = {**state.accepted, **verdict.accepted}
         return replace(state, gate=gate, epsilon=epsilon, accepted=accepted), verdict.refused, commands
+
+    def _expected(self, state: CoordinatorState) -> Expected:
+        """What an upload of this round must be."""
+        algorithm = self.experiment.algorithm
+        unchanged = algorithm.unchanged_upload(state.server.message)
+        measured = frozenset(named_leaves(algorithm.measured_part(unchanged)))
+        return Expected(self.spec.run, self.generation, state.round, named_leaves(unchanged), measured)
 
     def _too_few(self, state: CoordinatorState, why: Mapping[str, str]) -> str:
         """The error for a question that too few agents answered."""
@@ -348,9 +359,21 @@ class RunStateMachine:
         sizes = len(state.question.frame), max(map(len, answers.frames.values()), default=0)
         about = {"round": state.round, "agents": accepted_names, "generation": self.generation, "bytes": sizes}
         about |= {} if state.epsilon is None else {"epsilon": state.epsilon}
-        state = replace(state, server=server, round=state.round + 1)
+        opposed = self._opposed(state, accepted_names)
+        newly = [name for name, count in opposed.items() if ROUNDS_IN_A_ROW == count > state.opposed.get(name, 0)]
+        warnings = [Log("opposing", {"agent": name, "round": state.round, "rounds": ROUNDS_IN_A_ROW}) for name in newly]
+        state = replace(state, server=server, round=state.round + 1, opposed=opposed)
         announced = () if self.evaluation_due(state) else (Announce(),)  # else the evaluation announces the round
-        return state, [Save(), Log("round", about), *announced]
+        return state, [Save(), Log("round", about), *warnings, *announced]
+
+    def _opposed(self, state: CoordinatorState, names: list[str]) -> dict[str, int]:
+        """The rounds in a row, up to this one, in which agents' uploads pointed against all others."""
+        expected = self._expected(state)
+        moved = [
+            np.stack([state.accepted[name][leaf] for name in names]) - x
+            for leaf, x in expected.measured_part(expected.tensors).items()
+        ]
+        return counted(state.opposed, names, opposing(alignments(moved)))
 
     def _step(self, server: PyTree, uploads: PyTree, weights: np.ndarray) -> PyTree:
         """The algorithm's step on the server, compiled where the simulator compiles it: then the bits are the same."""

@@ -1,12 +1,12 @@
-"""Checks of uploads before they are averaged: well-formed, of the current round, and not too far from the message."""
+"""Checks of uploads before they are combined: well-formed, of the current round, and not too far from the message."""
 
 import math
 import numbers
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_high
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,8 @@ ROOM, ROOM_PER_TENSOR = 2**16, 2**10
 LONGEST_REASON = 500
 ROUNDING = 1e-5
 """Relative rounding error of a length in single precision."""
-LOOSE = 100.0
-"""Multiple of `factor` that is allowed where the usual displacement is not the only rule."""
+ABSURD = 100.0
+"""Multiple of the longest displacement that is taken whole, beyond which an upload is rejected, not shortened."""
 FEWEST, ENOUGH = 3, 10
 """Displacements needed for a median, and from how many on the past alone gives it."""
 QUARANTINED = "quarantined"
@@ -60,11 +60,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class UploadVerdict:
-    """The accepted uploads of a round, the reasons of the rejected ones, and the agents newly in quarantine."""
+    """The accepted uploads of a round, the reasons of the rejected ones, and the agents newly in quarantine.
+
+    `clipped` are the accepted uploads that were shortened: how many times too long each of them was.
+    """
 
     accepted: dict[str, dict[str, np.ndarray]]
     refused: dict[str, str]
     quarantined: tuple[str, ...]
+    clipped: dict[str, float] = field(default_factory=dict)
 
 
 def read_upload(data: bytes, expected: Expected) -> dict[str, np.ndarray]:
@@ -130,28 +134,49 @@ def length(arrays: Iterable[np.ndarray]) -> float:
     return largest * math.sqrt(sum(float(np.sum((x / largest) ** 2)) for x in wide))
 
 
+def shortened(
+    upload: Mapping[str, np.ndarray], message: Mapping[str, np.ndarray], share: float
+) -> dict[str, np.ndarray]:
+    """Move the message by a share of the upload's displacement, in float64; whole numbers are rounded."""
+
+    def moved(sent: np.ndarray, x: np.ndarray) -> np.ndarray:
+        wide = sent.astype(np.float64)
+        nearer = wide + share * (x.astype(np.float64) - wide)
+        return (np.rint(nearer) if x.dtype.kind in "iub" else nearer).astype(x.dtype)
+
+    return {name: moved(message[name], x) for name, x in upload.items()}
+
+
+class UploadLimits(NamedTuple):
+    """Displacements from which on an upload is shortened, and from which on it is rejected, with the rule for this."""
+
+    clipping: float
+    rejection: float
+    rule: str
+
+
 class Gate:
-    """Decides round by round which uploads count, and which agents are put in quarantine.
+    """Decides round by round which uploads count, how far, and which agents are put in quarantine.
 
-    With a `bound` (`upload_bound.hard_bound`), uploads farther from the message are rejected; honest uploads never are.
-    Since such a bound may be a million times the usual displacement, the rule below applies too, with 100 times the
-    factor, and rejects absurd uploads.
+    An upload farther from the message than `factor` times the usual displacement is *clipped*: shortened to that limit
+    along its displacement. Honest uploads have a heavy tail where curvature is estimated from few trajectories, so this
+    is no offence. An upload is *rejected*, with a strike, if it cannot be honest or is absurd: if it cannot be read, is
+    not finite, is beyond the proven `bound` (`upload_bound.hard_bound`), or 100 times beyond the limit for clipping.
 
-    Without a bound, an upload is rejected if it is farther than `factor` times the median of the last `window` accepted
-    displacements; while there are fewer than ten of these, the round's own count as well. With fewer than three
-    displacements there is no median, and only uploads that are absurd compared to the message's length are rejected.
-    Curvature estimates from few trajectories have a heavy tail: use a larger factor for them. Displacements up to
-    `floor` always pass and do not enter the median: if most agents found no reward and did not move, those that did
-    are no outliers. If more than two thirds of a round are too far, the fleet has changed rather than an agent: then
-    the round's own median counts, and the past is dropped.
+    The usual displacement is the median of the last `window` ones, each as long as it was taken; while there are fewer
+    than ten of these, the round's own count as well. With fewer than three there is no median: nothing is clipped, and
+    uploads that are absurd compared to the message's length are rejected. Displacements up to `floor` always pass and
+    do not enter the median: if most agents found no reward and did not move, those that did are no outliers. If more
+    than two thirds of a round are too far, the fleet has changed rather than an agent: then the round's own median
+    counts, and the past is dropped.
 
     The rule assumes that most agents that move are honest. Two colluding agents of three determine the median from the
-    start: far uploads of theirs pass, or near ones get the honest agent rejected. Later the past counts against them,
+    start: far uploads of theirs pass, or near ones get the honest agent clipped. Later the past counts against them,
     but within its limits they can still raise the median step by step. Only lengths are checked, not directions, for
     which there are robust aggregations.
 
     An agent with `strikes` rejections in a row is in quarantine until it is released; its uploads are not read.
-    Agents that report a failure of their own get no strike, and keep those they have.
+    Agents whose upload is clipped, or that report a failure of their own, get no strike and keep those they have.
     """
 
     def __init__(
@@ -185,31 +210,41 @@ class Gate:
                 refused[name] = str(error)
                 if not isinstance(error, Failed):
                     blamed.append(name)
-        start = expected.measured_part(expected.tensors)
+        start, clipped = expected.measured_part(expected.tensors), {}
         lengths = {name: displacement(expected.measured_part(x), start) for name, x in read.items()}
-        farthest, why = self._farthest(list(lengths.values()), start)
+        limits = self._limits(list(lengths.values()), start)
         for name, far in lengths.items():
-            if far > max(farthest, self.floor) or math.isinf(far):
-                refused[name] = f"the upload is {far:.3g} from the message; the limit is {farthest:.3g}, {why}"
+            if far > limits.rejection or math.isinf(far):
+                refused[name] = (
+                    f"the upload is {far:.3g} from the message; the limit is {limits.rejection:.3g}, {limits.rule}"
+                )
                 blamed.append(name)
                 del read[name]
-        self._lengths.extend(lengths[name] for name in read if lengths[name] > self.floor)
-        return UploadVerdict(read, dict(sorted(refused.items())), self._count_strikes(read, blamed))
+            elif far > limits.clipping:
+                clipped[name] = far / limits.clipping
+                read[name] |= shortened(expected.measured_part(read[name]), start, limits.clipping / far)
+        self._lengths.extend(min(lengths[name], limits.clipping) for name in read if lengths[name] > self.floor)
+        out = self._count_strikes(read.keys() - clipped.keys(), blamed)
+        return UploadVerdict(read, dict(sorted(refused.items())), out, clipped)
 
-    def _farthest(self, lengths: list[float], message: Mapping[str, np.ndarray]) -> tuple[float, str]:
-        """The largest accepted displacement, and the rule that gives it."""
-        factor = self.factor if self.bound is None else LOOSE * self.factor
+    def _limits(self, lengths: list[float], message: Mapping[str, np.ndarray]) -> UploadLimits:
+        """The displacements from which on this round's uploads are shortened and rejected."""
         size = length(message.values())
-        usual = self._usual(lengths, factor)
-        why = f"{factor:g} times the median"
-        if usual is None:
-            usual, why = LOOSE * self.factor * (1 + size), "relative to the message's own length"
         # Parameters are rounded at every step, by at most a share of their own size.
         hard = math.inf if self.bound is None else self.bound + ROUNDING * size
-        return (hard, "the proven bound") if hard <= usual else (usual, why)
+        usual = self._usual(lengths)
+        if usual is None:
+            clipping, absurd = math.inf, ABSURD * self.factor * (1 + size)
+            rule = "relative to the message's own length"
+        else:
+            clipping = self.factor * usual
+            absurd, rule = ABSURD * clipping, f"{ABSURD * self.factor:g} times the median"
+        if hard <= absurd:
+            return UploadLimits(clipping, max(hard, self.floor), "the proven bound")
+        return UploadLimits(clipping, absurd, rule)
 
-    def _usual(self, lengths: list[float], factor: float) -> float | None:
-        """`factor` times the median displacement of the past, with the round's own while the past is short.
+    def _usual(self, lengths: list[float]) -> float | None:
+        """The median displacement of the past, with the round's own while the past is short.
 
         None with too few displacements.
         """
@@ -217,16 +252,16 @@ class Gate:
         known = [*self._lengths, *(moved if len(self._lengths) < ENOUGH else ())]
         if len(known) < FEWEST:
             return None
-        farthest = factor * median_high(known)
-        too_far = sum(x > farthest for x in moved)
+        usual = median_high(known)
+        too_far = sum(x > self.factor * usual for x in moved)
         if too_far >= FEWEST and 3 * too_far > 2 * len(lengths):
             self._lengths.clear()
-            farthest = factor * median_high(moved)
-        return farthest
+            usual = median_high(moved)
+        return usual
 
-    def _count_strikes(self, accepted: Iterable[str], blamed: Iterable[str]) -> tuple[str, ...]:
-        """Update the strikes; return the agents that are newly in quarantine."""
-        for name in accepted:
+    def _count_strikes(self, whole: Iterable[str], blamed: Iterable[str]) -> tuple[str, ...]:
+        """Update the strikes, given the agents whose uploads were taken whole; return those newly in quarantine."""
+        for name in whole:
             self._counts.pop(name, None)
         for name in blamed:
             self._counts[name] = self._counts.get(name, 0) + 1

@@ -21,7 +21,8 @@ class FleetReturns:
       best policy that was found for the agent itself.
     - `transfer`: under the policy of agent i (second axis) on agent j (third axis).
     - `adapted`: one gradient step after an initialization that was trained for it, from each of `budgets` trajectories.
-    - `tuned`: several steps after one policy for all, which share as many trajectories.
+    - `tuned`: several steps after one policy for all, which share as many trajectories. If `exact`, both are of agents
+      that the training left out.
     - `alone`: of an agent that learns from scratch, after each of `spent` trajectories of its own.
     """
 

@@ -2,14 +2,15 @@
 
 Where agents are simulated or played, every policy is trained by clipped steps with generalized advantages, whose step
 sizes do not depend on the units of rewards, so that one setting serves all fleets. Where returns are exact, plain
-gradient steps of several sizes are tried.
+gradient steps of several sizes are tried, and agents are measured that the training left out: an initialization can fit
+the few agents that it is trained on, and sizes that are chosen by these agents fit them too.
 """
 
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -49,6 +50,8 @@ EVALUATIONS = 5
 """How often an agent that learns alone is measured on its way."""
 REPEATS = 2
 """How often each agent personalizes from each budget."""
+FOLDS = 4
+"""Parts of the agents that are left out in turn where returns are exact; as many as agents where these are fewer."""
 MEASURED, CHOSEN_BY = 0, 1
 """Moments of evaluation with episodes of their own: policies are not chosen by the episodes that measure them."""
 
@@ -88,7 +91,9 @@ class Training:
         """Identifies what is measured: the agents, the policy, and all settings."""
         train = self.fleet.train
         agents = [np.asarray(x).tobytes() for x in jax.tree.leaves(train)] if self.fleet.traceable else [repr(train)]
-        made = (BATCH, PAIR, RATE, EVALUATIONS, REPEATS, FACTORS, TUNING_SIZES, TUNING_STEPS)
+        made: tuple = (BATCH, PAIR, RATE, EVALUATIONS, REPEATS, FACTORS, TUNING_SIZES, TUNING_STEPS)
+        if self.step_sizes is not None:
+            made += (FOLDS,)
         settings = self.policy, tuple(self.seeds), self.trajectories, self.budgets, self.episodes, self.step_sizes
         return hashlib.sha256(repr((agents, str(jax.tree.structure(train)), settings, made)).encode()).hexdigest()
 
@@ -178,7 +183,8 @@ class Training:
     def initialization(self) -> dict[str, np.ndarray]:
         """Train an initialization for one gradient step; return the returns after the step, by budget.
 
-        Where returns are exact, the best of several step sizes is taken, by other trajectories than those measured.
+        Where returns are exact, the best of several step sizes is taken, by other trajectories than those measured, and
+        every agent is measured after a training that left it out.
         """
         if self.step_sizes is None:
             rounds = max(1, self.trajectories // PAIR)
@@ -212,13 +218,22 @@ class Training:
         return {"tuned": best_of(tried)}
 
     def best_adapted(self, algorithms: Iterable[Algorithm]) -> Float[np.ndarray, "seed budget agent"]:
-        """The returns after adaptation with the best of some algorithms."""
-        tried = []
+        """The returns after adaptation with the best of some algorithms, of agents that their training left out."""
+        tried, parts = [], self.leaving_out()
+        order = np.argsort([agent for left_out, _ in parts for agent in left_out])
         for algorithm in algorithms:
             rounds = max(1, self.trajectories // algorithm.trajectories_per_round)
             with suppress(DivergenceError):
-                tried.append(self.adapted(algorithm, rounds))
+                found = [training.adapted(algorithm, rounds) for _, training in parts]
+                tried.append([np.concatenate(draw, axis=-1)[..., order] for draw in zip(*found, strict=True)])
         return best_of(tried)
+
+    def leaving_out(self) -> list[tuple[list[int], "Training"]]:
+        """Parts of the agents, each with the training on all others, which measures this part."""
+        agents = range(self.fleet.agents)
+        parts = [list(agents[i::FOLDS]) for i in range(min(FOLDS, len(agents)))]
+        fleets = (some_agents(self.fleet, [i for i in agents if i not in part], part) for part in parts)
+        return [(part, replace(self, fleet=fleet)) for part, fleet in zip(parts, fleets, strict=True)]
 
     def adapted(self, algorithm: Algorithm, rounds: int) -> list[Float[np.ndarray, "seed budget agent"]]:
         """Train, and return the returns after adaptation from two draws of trajectories."""
@@ -270,9 +285,10 @@ def best_of(tried: Sequence[Sequence[np.ndarray]]) -> Float[np.ndarray, "seed bu
     return max(tried, key=lambda both: float(both[1].mean()))[0]
 
 
-def some_agents(fleet: Fleet, agents: Sequence[int]) -> Fleet:
-    """A fleet of some of the training agents, without unseen ones."""
-    return Fleet(make_fleet([fleet.task(i) for i in agents]).train, None, None, fleet.sight)
+def some_agents(fleet: Fleet, agents: Sequence[int], held_out: Sequence[int] = ()) -> Fleet:
+    """A fleet of some of the training agents; others of them may be its unseen agents."""
+    train, unseen = (make_fleet([fleet.task(i) for i in part]).train if part else None for part in (agents, held_out))
+    return Fleet(train, unseen, None, fleet.sight)
 
 
 def returns(simulation: Simulation, state: FleetState, moment: int) -> Float[np.ndarray, "seed agent"]:

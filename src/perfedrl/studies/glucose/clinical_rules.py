@@ -1,7 +1,7 @@
 """Rules without learning: basal rate and bolus by a patient's own clinical numbers, and a PID controller."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -104,16 +104,16 @@ def tuned_gains(tasks: GlucoseDay, seed: int, days: int) -> Float[np.ndarray, " 
 
 
 class RuleOutcomes(NamedTuple):
-    """Outcomes of the patients held out, by rule and name of the outcome; gains of the PID controller."""
+    """Outcomes of the unseen patients, by rule and name of the outcome; gains of the PID controller."""
 
     basal_bolus: dict[str, Float[np.ndarray, " patient"]]
     pid: dict[str, Float[np.ndarray, " patient"]]
     gains: Float[np.ndarray, " 3"]
 
 
-def rule_outcomes(seed: int, days: int, tuning_days: int) -> RuleOutcomes:
-    """Play both rules on the patients held out by default; the gains are chosen on those who train."""
-    fleet = glucose(risk="kovatchev")
+def rule_outcomes(unseen: Sequence[str], seed: int, days: int, tuning_days: int) -> RuleOutcomes:
+    """Play both rules on the unseen patients; the gains are chosen on all others."""
+    fleet = glucose(held_out=unseen, risk="kovatchev")
     gains = tuned_gains(fleet.train, seed, tuning_days)
     measured = jit(lambda tasks, gains: [outcomes(tasks, rule, seed, days) for rule in (basal_bolus, pid(gains))])
     found = measured(fleet.held_out, jnp.asarray(gains, jnp.float32))

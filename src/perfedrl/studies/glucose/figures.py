@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from perfedrl.envs.glucose.patients import HELD_OUT
 from perfedrl.envs.glucose.task import MORNING
 from perfedrl.report.plots import (
     BLUE,
@@ -34,6 +33,7 @@ from perfedrl.studies.glucose.study import (
     RULES,
     SCRATCH,
     SHARED,
+    UNSEEN,
     by_patient,
 )
 
@@ -90,12 +90,12 @@ def patients(evidence: Mapping[Any, Any]) -> Dots:
             f"after {DAYS} days": (by_patient(evidence, PERSONALIZED, DAYS, outcome).mean(axis=0), BLUE),
             "basal-bolus rule": (evidence[RULES][f"basal_bolus.{outcome}"], GREY),
         }
-        none = np.zeros(len(HELD_OUT), bool)
+        none = np.zeros(len(UNSEEN), bool)
         marks = tuple(Marks(name, 100 * np.asarray(x), color, none) for name, (x, color) in methods.items())
         return DotPanel(label, marks, scale="linear")
 
     panels = panel("in_range", "% of time in 70 to 180 mg/dL"), panel("below_70", "% of time below 70 mg/dL")
-    return Dots("glucose-patients", "Unseen patients by name", HELD_OUT, panels)
+    return Dots("glucose-patients", "Unseen patients by name", UNSEEN, panels)
 
 
 def days(evidence: Mapping[Any, Any], name: str, patient: int) -> Lines:
@@ -110,4 +110,4 @@ def days(evidence: Mapping[Any, Any], name: str, patient: int) -> Lines:
     ]
     axis = Axis("hour of the day (beyond 24: the next morning)", ticks=(6.0, 9.0, 12.0, 15.0, 18.0, 21.0, 24.0, 27.0))
     levels = Level("180 mg/dL", 180.0, GREY), Level("70 mg/dL", 70.0, ORANGE)
-    return Lines(name, f"Days of {HELD_OUT[patient]}", axis, "sensor (mg/dL)", tuple(lines), (), levels)
+    return Lines(name, f"Days of {UNSEEN[patient]}", axis, "sensor (mg/dL)", tuple(lines), (), levels)

@@ -10,6 +10,6 @@ HOMES = Study(
     configs,
     claims,
     figures.unseen_homes,
-    seeds=5,
+    seeds=10,
     measurements=measurements,
 )

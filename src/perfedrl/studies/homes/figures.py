@@ -54,7 +54,7 @@ def by_days(evidence: Mapping[Any, Any]) -> Lines:
     seeds = tuple(evidence[PERSONAL].config.seeds)
     return Lines(
         "homes",
-        "Eight unseen agents in four homes, on weeks kept for tests",
+        "Eight unseen agents in four homes, on test weeks",
         axis,
         "dollars saved per day",
         series,

@@ -40,7 +40,8 @@ def config(key: str, seeds: int, quick: bool, algorithm: Mapping[str, Any], **mo
         "name": f"{NAME}-{key.replace(' ', '-')}",
         "seeds": seeds,
         "rounds": rounds,
-        "evaluate_every": rounds // 2 if quick else 50,
+        "evaluate_every": rounds,  # histories and optimizers' states of ten seeds are large
+        "extensible": False,
         "start": "per-seed",
         "fleet": {"env": "homes", **FLEET},
         "policy": {"name": "mlp", "hidden": [32]},

@@ -1,7 +1,10 @@
-"""The figure of the robustness study: honest agents' returns by attack and aggregation."""
+"""Figures of hostile agents: honest agents' returns by attack and aggregation, and by the number that collude."""
 
-from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, Level, Plot, Strip, Strips
+import numpy as np
+
+from perfedrl.report.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY, Axis, Level, Lines, Plot, Series, Strip, Strips
 from perfedrl.studies.base import Runs
+from perfedrl.studies.robustness import collusion
 from perfedrl.studies.robustness.study import AGGREGATIONS, ALONE, CLEAN, MEAN, USUAL, WITHIN, honest
 
 TITLES = {
@@ -36,3 +39,29 @@ def color(attack: str, rule: str) -> str:
     if attack in (CLEAN, ALONE):
         return GREY
     return ORANGE if rule == MEAN else BLUE
+
+
+RULE_COLORS = dict(zip(collusion.RULES, (ORANGE, SKY, PINK, BLUE, GREEN), strict=True))
+
+
+def colluding(evidence: collusion.Evidence) -> list[Plot]:
+    """The honest agents' return by the number of colluding agents, for each fleet and attack."""
+    return [by_number(evidence, fleet, attack) for fleet in collusion.FLEETS for attack in collusion.ATTACKS]
+
+
+def by_number(evidence: collusion.Evidence, fleet: str, attack: str) -> Lines:
+    """One line per aggregation."""
+    numbers = range(collusion.MOST_HOSTILE + 1)
+    found = [collusion.returns(evidence, fleet, attack, n) for n in numbers]
+    series = tuple(
+        Series(rule, np.asarray(numbers, float), np.stack([x[rule] for x in found], axis=1), color)
+        for rule, color in RULE_COLORS.items()
+    )
+    return Lines(
+        f"collusion-{fleet}-{attack}",
+        f"{collusion.ATTACKS[attack]}, {fleet}",
+        Axis(f"hostile agents of {collusion.AGENTS}", ticks=tuple(map(float, numbers))),
+        "return of the honest agents",
+        series,
+        tuple(range(len(found[0][collusion.MEAN]))),
+    )

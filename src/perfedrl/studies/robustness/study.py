@@ -22,9 +22,9 @@ HONEST = AGENTS - HOSTILE
 SPAN = 0.5
 
 MEAN, CLEAN, ALONE, USUAL = "mean", "clean", "alone", "sign-flip 2.5"
-AGGREGATIONS: Mapping[str, dict] = MappingProxyType(
+AGGREGATIONS: Mapping[str, dict | None] = MappingProxyType(
     {
-        MEAN: {"name": "mean"},
+        MEAN: None,
         "median": {"name": "median"},
         "trimmed mean": {"name": "trimmed-mean", "share": 0.2},
         "geometric median": {"name": "geometric-median"},
