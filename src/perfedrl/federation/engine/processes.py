@@ -17,27 +17,34 @@ from nvflare.lighter.utils import verify_folder_signature
 from perfedrl.errors import UserError
 from perfedrl.federation.connections.dialer import INSTANCE, NotAdmitted, Target, probe
 from perfedrl.federation.connections.streams import BROKEN, client_context
+from perfedrl.federation.engine import nvflare_process
 from perfedrl.federation.engine.bridge import SOCKET
 from perfedrl.federation.engine.driver import CONNECTION_LOG, SOCKETS
 from perfedrl.federation.engine.fleet_folder import FleetFolder, FleetInfo, Kit, socket_folder
+from perfedrl.federation.engine.nvflare_process import CLIENT, SERVER
+from perfedrl.federation.engine.nvflare_settings import HEARTBEAT
 from perfedrl.federation.engine.provision import ORGANIZATION, SIGNATURES
 from perfedrl.federation.private_sockets import check_socket_path
 from perfedrl.federation.restarting_process import RestartingProcess
 
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""NVFlare's threads take a MiB for every message; with an arena for each thread most of that would stay taken."""
+
 
 def server_process(fleet: FleetFolder) -> RestartingProcess:
     """NVFlare's server, restarted when it ends."""
-    command = _command("server.server_train", fleet.server, "fed_server.json")
+    command = _command(SERVER, fleet.server, "fed_server.json")
     engine = {**engine_environment(fleet.info), CONNECTION_LOG: str(fleet.connection_log)}
     return RestartingProcess(command, fleet.server / "server.log", environment(**engine), fleet.server)
 
 
 def client_process(kit: Kit) -> RestartingProcess:
-    """NVFlare's client of one agent, restarted when it ends.
+    """NVFlare's client of one agent, restarted when it ends; it connects once the daemon answers.
 
     Environment variables name the daemon's socket, and this start of the agent.
     """
-    command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.info.agent}")
+    more = f"uid={kit.info.agent}", f"heart_beat_interval={HEARTBEAT}"
+    command = _command(CLIENT, kit.folder, "fed_client.json", *more, after=kit.socket)
     own = {SOCKET: str(kit.socket), INSTANCE: secrets.token_hex(16), **engine_environment(kit.info)}
     return RestartingProcess(command, kit.folder / "bridge.log", environment(**own), kit.folder)
 
@@ -59,12 +66,13 @@ def engine_environment(info: FleetInfo) -> dict[str, str]:
     """Environment variables with which NVFlare finds perfedrl's connections, and a folder for its Unix sockets."""
     folder = socket_folder(info)
     check_socket_path(folder / "engine.sock")
-    return {"NVFLARE_COMM_DRIVER_PATH": str(Path(__file__).parent / "drivers"), SOCKETS: str(folder)}
+    drivers = str(Path(__file__).parent / "drivers")
+    return {"NVFLARE_COMM_DRIVER_PATH": drivers, SOCKETS: str(folder), **FEW_ARENAS}
 
 
-def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
-    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(folder), "-s", start]
-    return [*command, "--set", "secure_train=true", *more, f"org={ORGANIZATION}", "config_folder=config"]
+def _command(program: str, folder: Path, start: str, *more: str, after: Path | None = None) -> list[str]:
+    options = ["-m", str(folder), "-s", start, "--set", "secure_train=true", *more, f"org={ORGANIZATION}"]
+    return nvflare_process.command(program, *options, "config_folder=config", after=after)
 
 
 def check_port(host: str, port: int) -> None:
