@@ -16,7 +16,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobProcessArgs, JobReturnCode
 from nvflare.fuel.utils import log_utils
 
-from perfedrl.federation.engine import nvflare_process, warm_launcher
+from perfedrl.federation.engine import nvflare_process, processes, warm_launcher
 from perfedrl.federation.engine.logs import CHATTY, log_config
 from perfedrl.federation.engine.nvflare_process import CLIENT_JOB, PARTS, SERVER
 from perfedrl.federation.engine.warm_launcher import KEPT, WarmClientLauncher
@@ -126,6 +126,16 @@ def test_the_folders_of_old_jobs_are_removed(launcher, tmp_path):
     launcher._jobs[running] = SimpleNamespace(process=SimpleNamespace(poll=lambda: None))
     launcher.handle_event(EventType.SYSTEM_START, FLContext())
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([new, running, "agent"])
+
+
+def test_a_restarted_agent_has_its_name_again_and_a_copy_of_its_kit_has_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "socket_folder", lambda _: tmp_path / "run" / "fleet")
+    kit, copy = (SimpleNamespace(folder=tmp_path / name, info=None) for name in ("kit", "copy"))
+    first = processes.instance_of(kit)
+    assert len(first) == 32
+    assert processes.instance_of(kit) == first
+    assert processes.instance_of(copy) != first
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run" / "fleet").iterdir()} == {0o600}
 
 
 def test_nvflare_writes_each_line_once_and_none_for_a_round():

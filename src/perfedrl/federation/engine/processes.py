@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import hashlib
 import os
 import secrets
 import socket
@@ -41,11 +42,11 @@ def server_process(fleet: FleetFolder) -> RestartingProcess:
 def client_process(kit: Kit) -> RestartingProcess:
     """NVFlare's client of one agent, restarted when it ends; it connects once the daemon answers.
 
-    Environment variables name the daemon's socket, and this start of the agent.
+    Environment variables name the daemon's socket, and this copy of the kit.
     """
     more = f"uid={kit.info.agent}", f"heart_beat_interval={HEARTBEAT}"
     command = _command(CLIENT, kit.folder, "fed_client.json", *more, after=kit.socket)
-    own = {SOCKET: str(kit.socket), INSTANCE: secrets.token_hex(16), **engine_environment(kit.info)}
+    own = {SOCKET: str(kit.socket), INSTANCE: instance_of(kit), **engine_environment(kit.info)}
     return RestartingProcess(command, kit.folder / "bridge.log", environment(**own), kit.folder)
 
 
@@ -73,6 +74,23 @@ def engine_environment(info: FleetInfo) -> dict[str, str]:
 def _command(program: str, folder: Path, start: str, *more: str, after: Path | None = None) -> list[str]:
     options = ["-m", str(folder), "-s", start, "--set", "secure_train=true", *more, f"org={ORGANIZATION}"]
     return nvflare_process.command(program, *options, "config_folder=config", after=after)
+
+
+def instance_of(kit: Kit) -> str:
+    """A secret name of this copy of a kit, kept outside of it until the machine restarts.
+
+    An agent that was killed has it again and need not wait until the server has forgotten its old processes; a copy of
+    the kit in another place has another one.
+    """
+    folder = socket_folder(kit.info)
+    check_socket_path(folder / "engine.sock")
+    path = folder / f"instance-{hashlib.sha256(os.fsencode(kit.folder)).hexdigest()[:16]}"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii") as file:
+        name = file.read()
+        if not name:
+            name = secrets.token_hex(16)
+            file.write(name)
+    return name
 
 
 def check_port(host: str, port: int) -> None:
@@ -117,7 +135,7 @@ def check_server(kit: Kit) -> bool:
     host, port = kit.info.host, kit.info.port
     context = client_context(str(kit.authority), str(kit.certificate), str(kit.key))
     try:
-        asyncio.run(probe(Target(host, port, context)))
+        asyncio.run(probe(Target(host, port, context), instance_of(kit)))
         return True
     except NotAdmitted as error:
         raise UserError(f"the server refuses this kit: {error}") from error
