@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: run test test-all test-federation coverage lint hooks docs-check format bench bench-federation bench-gym bench-memory reproduce figures lock clean
+.PHONY: run test test-all test-federation coverage lint hooks docs-check format bench bench-federation bench-recovery bench-soak bench-gym bench-memory reproduce figures lock clean
 
 run: $(STAMP)
 	$(BIN)/perfedrl demo
@@ -54,6 +54,14 @@ bench: $(STAMP)
 # Rounds over NVFlare and TLS beside the same averaging over bare sockets.
 bench-federation: $(STAMP)
 	$(BIN)/python benchmarks/bench_federation.py
+
+# Seconds until training goes on after a kill of each process of a fleet.
+bench-recovery: $(STAMP)
+	$(BIN)/python benchmarks/bench_recovery.py
+
+# Memory, threads and open files of a fleet's processes over 2,000 rounds with six agents.
+bench-soak: $(STAMP)
+	$(BIN)/python benchmarks/bench_soak.py
 
 # Cart-poles in JAX, in Gymnasium, and in Gymnasium through the adapter; half-cheetahs on one core and on all.
 bench-gym: $(STAMP)

@@ -33,7 +33,6 @@ AGENTS = 3
 SIZES = {"360": ((32,), 100), "1,000,000": ((994, 994), 40)}
 """By the number of parameters: the hidden layers of a network, and the number of rounds to time."""
 TARGETS = {"360": 0.5, "1,000,000": 1.0}
-AGENT = f'[fleet]\nenv = "arc"\ngoals = {AGENTS}\nheld_out = 0\nhorizon = 1\n'
 PEER = """
 import socket, sys
 import numpy as np
@@ -47,14 +46,19 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
 """
 
 
-def config(hidden: tuple[int, ...], rounds: int):
+def agent_config(agents: int) -> str:
+    """The file of every agent."""
+    return f'[fleet]\nenv = "arc"\ngoals = {agents}\nheld_out = 0\nhorizon = 1\n'
+
+
+def config(hidden: tuple[int, ...], rounds: int, agents: int = AGENTS):
     return make_config(
         {
             "name": f"bench-{hidden[0]}",
             "seeds": [0],
             "rounds": rounds,
             "evaluate_every": rounds,
-            "fleet": {"env": "arc", "goals": AGENTS, "held_out": 0, "horizon": 1},
+            "fleet": {"env": "arc", "goals": agents, "held_out": 0, "horizon": 1},
             "policy": {"name": "mlp", "hidden": list(hidden)},
             "algorithm": {"name": "fedavg-pg", "alpha": 0.1, "beta": 0.01, "local_steps": 1, "m": 2},
             "evaluation": {"name": "monte-carlo", "trajectories": 2, "episodes": 2},
@@ -166,7 +170,7 @@ def main() -> None:
     folder = parser.parse_args().folder or Path(tempfile.mkdtemp(prefix="perfedrl-bench-"))
     table = Table("parameters", "s/round", "target", "bare sockets", "ratio", "frames", "on the wire", "2 d floats")
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "agent.toml").write_text(AGENT)
+    (folder / "agent.toml").write_text(agent_config(AGENTS))
     with local_fleet(folder / "fleet", AGENTS, folder / "agent.toml") as fleet:
         for name, (hidden, rounds) in SIZES.items():
             size = parameters(config(hidden, rounds))

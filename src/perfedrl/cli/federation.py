@@ -125,7 +125,7 @@ def train(
         int, typer.Option(help="Trajectories with which each agent personalizes at the end; 0 to skip.")
     ] = 200,
     release: Annotated[
-        list[str] | None, typer.Option(help="An agent to release from quarantine; may be repeated.")
+        list[str] | None, typer.Option(help="An agent to release from quarantine or exclusion; may be repeated.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start again an unfinished or finished run.")] = False,
 ) -> None:
@@ -281,6 +281,9 @@ def sentence(event: dict[str, Any]) -> str | None:
         "others'; it may be hostile, or its task the opposite of theirs",
         "unlike": f"{agent} does not take part: {reason}",
         "quarantined": f"round {round_}: {agent} is in quarantine",
+        "gone": f"{agent} left the job: {reason}",
+        "excess": f"{agent} sends more than its share and is slowed down; see server.log",
+        "excluded": f"{agent} is excluded, since its process ended again and again; --release {agent} lets it in again",
         "repeated": f"round {round_}: too few answers, asking again",
         "membership": f"starting a new job to take in: {', '.join(event.get('agents', []))}",
         "killed": f"round {round_}: {agent} was killed on purpose",

@@ -1,6 +1,7 @@
 """A child process that is restarted whenever it ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import psutil
 
-BACKOFF = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+BACKOFF = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a restart, by the number of quick deaths in a row."""
 QUICK_DEATH = 60.0
 """A process that ends earlier, in seconds, died quickly."""
 GRACE = 10.0
 """Seconds between the request to end and the kill."""
+LARGEST_LOG, LOOK_AT_LOG = 10 * 2**20, 30.0
+"""Bytes of a log at which it is moved to a second file, replacing the one before, and seconds between two looks."""
 
 
 class RestartingProcess:
@@ -56,7 +59,7 @@ class RestartingProcess:
     def log_tail(self, lines: int = 5) -> str:
         """The last lines of the log since this object was created."""
         with open(self.log, "rb") as file:
-            file.seek(self._log_start)
+            file.seek(self._log_start if self._log_start <= os.fstat(file.fileno()).st_size else 0)
             return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
 
     def new_lines(self) -> list[str]:
@@ -91,7 +94,12 @@ class RestartingProcess:
         quick = 0
         while not self._stopping.is_set():
             assert self._process is not None
-            self._process.wait()
+            try:
+                self._process.wait(LOOK_AT_LOG)
+            except subprocess.TimeoutExpired:
+                for log in self.log.parent.glob("*.log"):
+                    rotate(log)
+                continue
             if self._stopping.is_set():
                 return
             _signal_group(self._process.pid, signal.SIGKILL)  # its descendants must not outlive it
@@ -103,6 +111,14 @@ class RestartingProcess:
                 if self._stopping.is_set():
                     return
                 self._launch()
+
+
+def rotate(log: Path) -> None:
+    """Move the content of a large log to a second file; processes that have it open go on at its new beginning."""
+    with suppress(OSError):
+        if log.stat().st_size > LARGEST_LOG:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -386,7 +386,7 @@ def test_a_second_copy_of_a_kit_is_refused_while_the_first_answers_and_told(flee
                 async with dialing(target, "agent-0", "") as nameless:
                     await until(lambda: nameless.told)
                 with pytest.raises(NotAdmitted, match="stop that one first"):
-                    await probe(target)
+                    await probe(target, "another")
                 assert first.session.attached
                 assert [name for name, _ in server.told] == ["agent-0"], "refusals at once are told once"
                 assert "a second copy of its kit at " in server.told[0][1]

@@ -15,7 +15,7 @@ from perfedrl.federation.connections.session import Deliver, Session
 from perfedrl.federation.connections.streams import BROKEN, BUFFER, HELLO, REFUSED, WELCOME, Hello, Record, Stream
 
 INSTANCE = "PERFEDRL_INSTANCE"
-"""The environment variable with the id of this start of `join`, which all its processes share."""
+"""The environment variable with the secret name of this copy of a kit, which all its processes share."""
 FIRST_DELAY, LONGEST_DELAY = 0.05, 1.0
 """Seconds before the next attempt to connect, at first and at most."""
 AFTER_REFUSAL = 10.0
@@ -108,8 +108,8 @@ class Dialer:
         return await self.session.carry(stream, received)
 
 
-async def probe(target: Target) -> None:
-    """Ask whether a session would be opened; raise `NotAdmitted` with the reason if not."""
-    stream, _ = await target.greet(Hello(secrets.token_hex(16), secrets.token_hex(16), probe=True))
+async def probe(target: Target, instance: str) -> None:
+    """Ask whether an instance would be admitted; raise `NotAdmitted` with the reason if not."""
+    stream, _ = await target.greet(Hello(secrets.token_hex(16), instance, probe=True))
     with suppress(*BROKEN):
         await stream.end()

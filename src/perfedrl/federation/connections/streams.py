@@ -42,7 +42,7 @@ class Record:
 class Hello:
     """The first record of whoever connects.
 
-    `session` names the session to open or, with `resume`, to continue; `instance` names the start of `join`;
+    `session` names the session to open or, with `resume`, to continue; `instance` names the copy of a kit;
     `endpoint` is the engine's name of the process. A `probe` asks whether a session would be opened.
     """
 

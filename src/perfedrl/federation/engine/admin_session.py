@@ -4,7 +4,7 @@ import contextlib
 import io
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from nvflare.fuel.flare_api.api_spec import (
     AuthenticationError,
     AuthorizationError,
+    InternalError,
     InvalidJobDefinition,
     InvalidTarget,
     JobNotDone,
@@ -19,11 +20,11 @@ from nvflare.fuel.flare_api.api_spec import (
     JobNotRunning,
 )
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from nvflare.fuel.hci.proto import MetaStatusValue
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine.driver import install
 from perfedrl.federation.engine.fleet_folder import OPERATOR, FleetFolder
+from perfedrl.federation.engine.nvflare_settings import shorten_waits
 
 REJECTIONS = (
     AuthenticationError,
@@ -31,11 +32,14 @@ REJECTIONS = (
     JobNotRunning,
     JobNotDone,
     AuthorizationError,
+    InternalError,
     InvalidJobDefinition,
     InvalidTarget,
+    InternalError,
 )
-FRESH = 25.0
-"""An agent counts as connected if its last heartbeat, sent every 10 seconds, is at most this many seconds old."""
+"""What NVFlare raises for an answer of the server; an internal error is, for example, a job that has ended already."""
+FRESH = 12.0
+"""An agent counts as connected if its last heartbeat, sent every 2 seconds, is at most this many seconds old."""
 
 
 class ServerUnreachable(UserError):  # noqa: N818
@@ -52,21 +56,19 @@ class Operator:
     def __init__(self, fleet: FleetFolder, timeout: float = 10.0):
         self.fleet = fleet
         install()
+        shorten_waits()
         with _quiet(), translated_errors():
             self._session: Session = new_secure_session(OPERATOR, str(fleet.operator), timeout=timeout)
 
     def connected(self) -> set[str]:
         """The names of the connected agents."""
+        return fresh(self.last_heartbeats())
+
+    def last_heartbeats(self) -> dict[str, float]:
+        """When each agent was last heard of, in seconds since 1970."""
         with translated_errors():
             clients = self._session.get_connected_client_list()
-        return {client.name for client in clients if time.time() - client.last_connect_time < FRESH}
-
-    def idle(self, job: str) -> set[str]:
-        """The agents that answer and have no process for a job."""
-        with translated_errors():
-            rows = self._session.get_client_job_status() or []
-        heard = {row["client_name"] for row in rows if row.get("status") != MetaStatusValue.NO_REPLY}
-        return heard - {row["client_name"] for row in rows if row.get("job_id") == job}
+        return {client.name: client.last_connect_time for client in clients}
 
     def submit(self, folder: Path) -> str:
         """Submit the job in a folder; return its id."""
@@ -78,10 +80,15 @@ class Operator:
         with translated_errors():
             return str(self._session.get_job_meta(job)["status"])
 
-    def unfinished(self) -> list[str]:
-        """The ids of the jobs that the server considers unfinished."""
+    def jobs(self) -> dict[str, bool]:
+        """The ids of all jobs that the server has, and whether it considers them finished."""
         with translated_errors():
-            return [str(job["job_id"]) for job in self._session.list_jobs() if not _over(str(job["status"]))]
+            return {str(job["job_id"]): str(job["status"]).startswith("FINISHED") for job in self._session.list_jobs()}
+
+    def delete(self, job: str) -> None:
+        """Delete what the server has kept of a finished job."""
+        with translated_errors():
+            self._session.delete_job(job)
 
     def abort(self, job: str) -> None:
         """Abort a job."""
@@ -104,8 +111,10 @@ class Operator:
             self._session.close()
 
 
-def _over(status: str) -> bool:
-    return status.startswith("FINISHED")
+def fresh(heartbeats: Mapping[str, float]) -> set[str]:
+    """The agents whose last heartbeat is recent."""
+    now = time.time()
+    return {name for name, last in heartbeats.items() if now - last < FRESH}
 
 
 @contextmanager

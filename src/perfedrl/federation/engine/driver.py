@@ -28,9 +28,10 @@ from nvflare.fuel.f3.drivers.driver_params import DriverCap, DriverParams
 
 from perfedrl.federation.connections.dialer import Dialer, Target
 from perfedrl.federation.connections.listener import Listener, ListenerLimits, Peer
-from perfedrl.federation.connections.session import Session, SessionOver
+from perfedrl.federation.connections.session import Deliver, Session, SessionOver
 from perfedrl.federation.connections.streams import Stream, client_context, server_context
 from perfedrl.federation.engine.fleet_folder import OPERATOR
+from perfedrl.federation.engine.message_limits import limits_in
 from perfedrl.federation.private_sockets import bind_privately, check_socket_path
 
 SCHEME, UNIX = "tcp", "perfedrl-unix"
@@ -116,7 +117,7 @@ class SessionDriver(BaseDriver):
 
         async def opened(peer: Peer) -> None:
             connection = SessionConnection(connector, peer.session, peer.addresses, peer.name)
-            peer.deliver = connection.deliver
+            peer.deliver = self.receiver(connection, peer.name)
             await asyncio.to_thread(self.add_connection, connection)
             peer.ended = lambda: asyncio.to_thread(self.close_connection, connection)
 
@@ -124,6 +125,10 @@ class SessionDriver(BaseDriver):
             await Listener(*self.listening(connector.params), opened, tell, is_agent, self.limits).run()
 
         self._wait(run())
+
+    def receiver(self, connection: SessionConnection, name: str) -> Deliver:
+        """What takes the frames of a connection to this listener from a process with some name."""
+        return connection.deliver
 
     def connect(self, connector: ConnectorInfo) -> None:
         """Hold one session until it ends or until `shutdown`; NVFlare then connects again."""
@@ -193,6 +198,11 @@ class TlsDriver(SessionDriver):
         keys = (DriverParams.CA_CERT, DriverParams.CLIENT_CERT, DriverParams.CLIENT_KEY)
         context = client_context(*(params[key.value] for key in keys))
         return Target(params[DriverParams.HOST.value], int(params[DriverParams.PORT.value]), context)
+
+    def receiver(self, connection: SessionConnection, name: str) -> Deliver:
+        """NVFlare, within the limits of a kit."""
+        limits = limits_in(Path.cwd())
+        return lambda frame: limits.receive(name, frame, connection.process_frame)
 
 
 class UnixDriver(SessionDriver):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfedrl.federation.engine.nvflare_settings import HEARTBEAT
 from perfedrl.federation.engine.provision import BRIDGE, WORKFLOW
 
 REQUEST_INTERVAL = 0.02
@@ -29,6 +30,7 @@ def write_job(folder: Path, run: str, generation: int, agents: Sequence[str], se
         "get_task_timeout": REPLY_TIMEOUT,
         "submit_task_result_timeout": REPLY_TIMEOUT,
         "task_check_interval": REQUEST_INTERVAL,
+        "job_heartbeat_interval": HEARTBEAT,
         "executors": [bridge],
         "components": [],
         "task_result_filters": [],

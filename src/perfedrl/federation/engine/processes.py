@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import hashlib
 import os
 import secrets
 import socket
@@ -14,28 +15,35 @@ from pathlib import Path
 from perfedrl.errors import UserError
 from perfedrl.federation.connections.dialer import INSTANCE, NotAdmitted, Target, probe
 from perfedrl.federation.connections.streams import BROKEN, client_context
+from perfedrl.federation.engine import nvflare_process
 from perfedrl.federation.engine.authority import ORGANIZATION, read_certificate
 from perfedrl.federation.engine.bridge import SOCKET
 from perfedrl.federation.engine.driver import CONNECTION_LOG, SOCKETS
 from perfedrl.federation.engine.fleet_folder import FleetFolder, FleetInfo, Kit, socket_folder
+from perfedrl.federation.engine.nvflare_process import CLIENT, SERVER
+from perfedrl.federation.engine.nvflare_settings import HEARTBEAT
 from perfedrl.federation.private_sockets import check_socket_path
 from perfedrl.federation.restarting_process import RestartingProcess
+
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "2"}
+"""NVFlare's threads take a MiB for every message; with an arena for each thread most of that would stay taken."""
 
 
 def server_process(fleet: FleetFolder) -> RestartingProcess:
     """NVFlare's server, restarted when it ends."""
-    command = _command("server.server_train", fleet.server, "fed_server.json")
+    command = _command(SERVER, fleet.server, "fed_server.json")
     engine = {**engine_environment(fleet.info), CONNECTION_LOG: str(fleet.connection_log)}
     return RestartingProcess(command, fleet.server / "server.log", environment(**engine), fleet.server)
 
 
 def client_process(kit: Kit) -> RestartingProcess:
-    """NVFlare's client of one agent, restarted when it ends.
+    """NVFlare's client of one agent, restarted when it ends; it connects once the daemon answers.
 
-    Environment variables name the daemon's socket, and this start of the agent.
+    Environment variables name the daemon's socket, and this copy of the kit.
     """
-    command = _command("client.client_train", kit.folder, "fed_client.json", f"uid={kit.info.agent}")
-    own = {SOCKET: str(kit.socket), INSTANCE: secrets.token_hex(16), **engine_environment(kit.info)}
+    more = f"uid={kit.info.agent}", f"heart_beat_interval={HEARTBEAT}"
+    command = _command(CLIENT, kit.folder, "fed_client.json", *more, after=kit.socket)
+    own = {SOCKET: str(kit.socket), INSTANCE: instance_of(kit), **engine_environment(kit.info)}
     return RestartingProcess(command, kit.folder / "bridge.log", environment(**own), kit.folder)
 
 
@@ -56,12 +64,30 @@ def engine_environment(info: FleetInfo) -> dict[str, str]:
     """Environment variables with which NVFlare finds perfedrl's connections, and a folder for its Unix sockets."""
     folder = socket_folder(info)
     check_socket_path(folder / "engine.sock")
-    return {"NVFLARE_COMM_DRIVER_PATH": str(Path(__file__).parent / "drivers"), SOCKETS: str(folder)}
+    drivers = str(Path(__file__).parent / "drivers")
+    return {"NVFLARE_COMM_DRIVER_PATH": drivers, SOCKETS: str(folder), **FEW_ARENAS}
 
 
-def _command(module: str, folder: Path, start: str, *more: str) -> list[str]:
-    command = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{module}", "-m", str(folder), "-s", start]
-    return [*command, "--set", "secure_train=true", *more, f"org={ORGANIZATION}", "config_folder=config"]
+def _command(program: str, folder: Path, start: str, *more: str, after: Path | None = None) -> list[str]:
+    options = ["-m", str(folder), "-s", start, "--set", "secure_train=true", *more, f"org={ORGANIZATION}"]
+    return nvflare_process.command(program, *options, "config_folder=config", after=after)
+
+
+def instance_of(kit: Kit) -> str:
+    """A secret name of this copy of a kit, kept outside of it until the machine restarts.
+
+    An agent that was killed has it again and need not wait until the server has forgotten its old processes; a copy of
+    the kit in another place has another one.
+    """
+    folder = socket_folder(kit.info)
+    check_socket_path(folder / "engine.sock")
+    path = folder / f"instance-{hashlib.sha256(os.fsencode(kit.folder)).hexdigest()[:16]}"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii") as file:
+        name = file.read()
+        if not name:
+            name = secrets.token_hex(16)
+            file.write(name)
+    return name
 
 
 def check_port(host: str, port: int) -> None:
@@ -97,7 +123,7 @@ def check_server(kit: Kit) -> bool:
     host, port = kit.info.host, kit.info.port
     context = client_context(str(kit.authority), str(kit.certificate), str(kit.key))
     try:
-        asyncio.run(probe(Target(host, port, context)))
+        asyncio.run(probe(Target(host, port, context), instance_of(kit)))
         return True
     except NotAdmitted as error:
         raise UserError(f"the server refuses this kit: {error}") from error

@@ -27,10 +27,14 @@ from perfedrl.federation.engine.authority import ORGANIZATION, keep_root_only
 from perfedrl.federation.engine.driver import SCHEME, UNIX
 from perfedrl.federation.engine.fleet_folder import ABOUT, OPERATOR, OPERATOR_ROLE, STORAGE, FleetInfo, check_path
 from perfedrl.federation.engine.kit_checks import SIGNATURES, sign_kit
+from perfedrl.federation.engine.logs import log_config
+from perfedrl.federation.engine.message_limits import ENVELOPE, LARGEST
 from perfedrl.federation.frames import LIMIT
 
 AUTHORITY_DAYS = 3650
 BRIDGE, WORKFLOW = "perfedrl.federation.engine.bridge.AgentBridge", "perfedrl.federation.engine.workflow.Rounds"
+LAUNCHER, LAUNCHERS = "process_launcher", "perfedrl.federation.engine.warm_launcher"
+GUARD = {"id": "server_guard", "path": "perfedrl.federation.engine.server_guard.ServerGuard", "args": {}}
 RIGHTS = {
     **dict.fromkeys(("submit_job", "clone_job", "manage_job", "download_job", "view", "operate"), "any"),
     **dict.fromkeys(("shell_commands", "byoc", "server-predeployed-flwr"), "none"),
@@ -39,6 +43,10 @@ RIGHTS = {
 UNUSED = ("readme.txt", "startup/start.sh", "startup/sub_start.sh", "startup/stop_fl.sh", "local/privacy.json.sample")
 """NVFlare's own scripts in a kit, removed since `perfedrl federation join` replaces them."""
 MOST_AGENTS = 10_000
+REPEAT = {"streaming_retry_wait": 1.0, "streaming_retry_timeout": 10.0}
+"""Seconds after which an unconfirmed message is sent again, and for how long; a receiver remembers it as long."""
+CHECK_JOB = 0.5
+"""Seconds between two checks of a job's process whether it is to end."""
 HEARTBEAT_TIMEOUT = 600
 """Seconds after which the server drops a client without heartbeats."""
 
@@ -128,8 +136,8 @@ def _client_resources(kit: Path) -> None:
     """Restrict an agent's machine to perfedrl's bridge, and turn off its log streaming."""
     resources = _defaults(kit)
     resources |= {"class_allow_list": [BRIDGE], "allow_log_streaming": False}
-    resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
-    _write_local(kit, resources, _comm())
+    resources["components"] = _parts(resources, "site_log_streamer", f"{LAUNCHERS}.WarmClientLauncher")
+    _write_local(kit, resources, _comm(LIMIT + ENVELOPE))
 
 
 def _server_resources(kit: Path, agents: int) -> None:
@@ -137,15 +145,25 @@ def _server_resources(kit: Path, agents: int) -> None:
     text = json.dumps(_defaults(kit)).replace("/tmp/nvflare", f"{{{STORAGE}}}")
     resources = json.loads(text)
     resources["class_allow_list"] = [WORKFLOW]
-    resources["components"] = [part for part in resources["components"] if part["id"] != "log_receiver"]
+    resources["components"] = [*_parts(resources, "log_receiver", f"{LAUNCHERS}.WarmServerLauncher"), GUARD]
     resources["servers"][0] |= {"max_num_clients": max(100, agents), "heart_beat_timeout": HEARTBEAT_TIMEOUT}
-    _write_local(kit, resources, _comm())
+    resources["servers"][0]["check_engine_frequency"] = CHECK_JOB
+    _write_local(kit, resources, _comm(LARGEST))
 
 
-def _comm() -> dict[str, Any]:
-    """Limit a transmission to the size of a frame and its envelope, and connect job processes by Unix sockets."""
+def _parts(resources: dict[str, Any], unused: str, launcher: str) -> list[dict[str, Any]]:
+    """NVFlare's own components of a machine, without an unused one and with our launcher of jobs."""
+    parts = [part for part in resources["components"] if part["id"] not in (unused, LAUNCHER)]
+    return [*parts, {"id": LAUNCHER, "path": launcher, "args": {}}]
+
+
+def _comm(most: int) -> dict[str, Any]:
+    """Limit the messages that belong together to some bytes, and connect job processes by Unix sockets.
+
+    The process of a job on the server raises the limit to the largest answer of its run.
+    """
     internal = {"scheme": UNIX, "resources": {"connection_security": "clear"}}
-    return {"streaming_max_blob_size": LIMIT + 2**20, "internal": internal}
+    return {"streaming_max_blob_size": most, "internal": internal, **REPEAT}
 
 
 def _defaults(kit: Path) -> dict[str, Any]:
@@ -156,7 +174,9 @@ def _defaults(kit: Path) -> dict[str, Any]:
 def _write_local(kit: Path, resources: dict[str, Any], comm: dict[str, Any]) -> None:
     """Write a machine's settings and remove unused files."""
     rights = {"format_version": "1.0", "permissions": {OPERATOR_ROLE: RIGHTS}}
+    logs = log_config((kit / "local" / "log_config.json.default").read_text(encoding="utf-8"))
     contents = {"resources.json": resources, "comm_config.json": comm, "authorization.json": rights}
+    contents["log_config.json"] = logs
     for name, content in contents.items():
         (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in UNUSED:

@@ -54,17 +54,17 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         check_clock(kit.certificate)
         warn_of_end(kit.certificate, tell)
         reachable = check_server(kit)
-        daemon = daemon_process(kit, agent_config, env).start()
+        daemon, bridge = daemon_process(kit, agent_config, env).start(), client_process(kit).start()
         try:
             wait_for(daemon, kit.socket, kit.info.agent)
         except BaseException:
+            bridge.stop()
             daemon.stop()
             raise
         where = f"{kit.info.host}:{kit.info.port}"
         tell(
             f"{kit.info.agent} is ready" + ("" if reachable else f"; no server listens at {where} yet, it keeps trying")
         )
-        bridge = client_process(kit).start()
         tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
         stand_by([bridge, daemon], tell, new_lines=lambda: lines_of(daemon, kit.info.number))
 

@@ -1,7 +1,7 @@
 """The server's job: carry out the state machine's commands with real agents, a real clock and the run's folder."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,18 @@ PAUSE = 1.0
 class Coordinator:
     """Trains a run from its last checkpoint to its end; a crash costs at most the round under way.
 
-    `observers` watch it like a simulated run.
+    `observers` watch it like a simulated run. `limit_answers` is told the size in bytes of the run's largest answer.
     """
 
-    def __init__(self, folder: Path, generation: int, observers: Sequence[Observer] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        generation: int,
+        observers: Sequence[Observer] = (),
+        limit_answers: Callable[[int], None] = lambda _: None,
+    ):
         self.folder, self.generation, self.observers = RunFolder(folder), generation, tuple(observers)
+        self.limit_answers = limit_answers
         with self.folder.writing(generation):
             self.spec = self.folder.spec()
         for place in self.spec.folders:
@@ -67,6 +74,7 @@ class Coordinator:
             config = with_report(config, report)
             check_uploads(config)
         machine = RunStateMachine(config, self.spec, self.generation, plan_text(self.spec.config, report))
+        self.limit_answers(machine.largest_answer)
         saved = self.folder.load_checkpoint(self.spec.run, machine.start)
         return OpenRun(machine, saved, presenter, self.observers, report)
 

@@ -1,5 +1,6 @@
 """What a networked run shows while it is trained: its log and its current status, in the run's folder."""
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +59,7 @@ class Presenter(Observer):
         status = {"run": self._run, "generation": self._generation, "round": round_, "rounds": self._rounds}
         status |= {"phase": phase, "agents": agents_status(self._names, state, answers)}
         status |= {"objective": self._objective, "median": self._median, "seconds_per_round": self._seconds_per_round}
-        self.folder.write_progress({**status, "epsilon": epsilon, "time": time.time()})
+        self.folder.write_progress({**status, "epsilon": epsilon, "time": time.time(), "pid": os.getpid()})
 
 
 def agents_status(names: tuple[str, ...], state: CoordinatorState | None, answers: Answers | None) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 `plan.json` holds what is trained, `environment.json` what agents report of environments that only they have,
 `fence.json` the generation of jobs that may write, `checkpoint.safetensors` the state after the last round,
-`earlier.safetensors` the state before it, which is used if the last one is damaged, `progress.json` the current status,
-and `events.jsonl` the log, one event per line.
+`earlier.safetensors` the state before it, which is used if the last one is damaged, `excluded.json` the agents that
+take part in no further job, `progress.json` the current status, and `events.jsonl` the log, one event per line.
 """
 
 import fcntl
@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from perfedrl.experiments.files import read_safetensors, rename_durably, write_a
 from perfedrl.federation.frames import digest
 from perfedrl.simulation.history import History
 
-LOCK, REPORT = "lock", "environment.json"
+LOCK, REPORT, EXCLUDED = "lock", "environment.json", "excluded.json"
 PLAN, FENCE, CHECKPOINT, EARLIER, PROGRESS, EVENTS = (
     "plan.json",
     "fence.json",
@@ -278,6 +278,21 @@ class RunFolder:
         with suppress(*known), safe_open(self.checkpoint_path, framework="numpy") as file:
             return int((file.metadata() or {})["round"])
         return 0
+
+    def excluded(self) -> list[str]:
+        """The agents that take part in no further job, since their processes ended again and again."""
+        path = self.path / EXCLUDED
+        return list(_read(path)["agents"]) if path.exists() else []
+
+    def exclude(self, agent: str) -> None:
+        """Exclude an agent until it is released."""
+        _replace(self.path / EXCLUDED, {"agents": sorted({*self.excluded(), agent})}, durable=True)
+        self.log("excluded", agent=agent)
+
+    def release(self, agents: Sequence[str]) -> None:
+        """Let excluded agents take part again."""
+        if self.excluded():
+            _replace(self.path / EXCLUDED, {"agents": sorted(set(self.excluded()) - set(agents))}, durable=True)
 
     def log(self, event: str, **fields: Any) -> None:
         """Append an event to the log."""

@@ -162,6 +162,12 @@ class RunStateMachine:
             server, _ = self.experiment.initial_states(self.experiment.start_number(self.config.seeds[0]))
         return jax.tree.map(np.asarray, server)
 
+    @cached_property
+    def largest_answer(self) -> int:
+        """The size in bytes of the largest answer that an agent of this run can give, which is an upload."""
+        unchanged = self.experiment.algorithm.unchanged_upload(self.start.message)
+        return Expected(self.spec.run, self.generation, 0, named_leaves(unchanged)).limit
+
     def begin(self, saved: ServerCheckpoint | None = None) -> Transition:
         """Start a new run, or continue one from its checkpoint; agents compile before the first round."""
         if saved is None:
