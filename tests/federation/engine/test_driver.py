@@ -49,13 +49,6 @@ def test_a_fleets_settings_name_these_connections(fleet):
         assert json.loads((kit / "local" / "comm_config.json").read_text())["internal"]["scheme"] == UNIX
 
 
-def test_every_start_of_an_agent_has_an_id_of_its_own(fleet):
-    kit = Kit(fleet.kit("agent-0"))
-    first, second = (processes.client_process(kit).env["PERFEDRL_INSTANCE"] for _ in range(2))
-    assert first != second
-    assert len(first) == 32
-
-
 class Monitor:
     """What NVFlare's manager of connections does with a driver: it counts connections and keeps frames."""
 
