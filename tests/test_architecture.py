@@ -85,8 +85,9 @@ def test_nothing_unpickles():
 
 
 def test_tests_lie_beside_the_packages_they_speak_of():
-    """Each folder of tests is a package of the library, besides those of documents and of shared helpers."""
-    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - {Path("docs"), Path("support")}
+    """Each folder of tests is a package of the library, besides those of documents, of faults and of shared helpers."""
+    others = {Path("docs"), Path("faults"), Path("support")}
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("*.py")} - others
     assert [folder for folder in sorted(folders) if not (SOURCE / folder).is_dir()] == []
 
 

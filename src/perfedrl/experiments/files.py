@@ -8,6 +8,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,8 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
     """Write a file under a temporary name and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.parent.is_dir():
+        make_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -77,8 +79,25 @@ def replace_file(path: Path, content: bytes, mode: int) -> None:
 def rename_durably(old: str | Path, new: Path) -> None:
     """Rename a file or a folder so that the new name outlives a power cut."""
     os.replace(old, new)
+    sync_folder(new.parent)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder, and those above it that are missing, so that it outlives a power cut.
+
+    If it is there already, it is written through all the same, since a process may have been killed before it did so.
+    """
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=mode, exist_ok=True)
+    with suppress(PermissionError):  # somebody else's folder, which is older than this one
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Write the names in a folder through to the disk."""
     if os.name == "posix":  # Windows cannot open folders
-        folder = os.open(new.parent, os.O_RDONLY)
+        folder = os.open(path, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

@@ -28,6 +28,7 @@ from perfedrl.errors import UserError, nearest
 from perfedrl.experiments.config import Config, load_config, read_config
 from perfedrl.experiments.files import (
     RETRAIN_HINT,
+    make_folder,
     named_leaves,
     npz,
     read_npz,
@@ -155,7 +156,7 @@ def save_run(
     message, from which a longer run can go on. Runs that are not extensible have neither it nor an optimizer's state.
     """
     folder, partial = root / config.folder, partial_folder(root, config)
-    partial.mkdir(parents=True, exist_ok=True)
+    make_folder(partial)
     own_files: dict[str, Any] = {}
     if config.fleet.get("file"):
         write_atomically(partial / FLEET_FILE, Path(config.fleet["file"]).read_bytes())
@@ -390,7 +391,7 @@ def locked(root: Path, config: Config) -> Iterator[None]:
 def _open_lock(folder: Path, config: Config) -> BinaryIO:
     """Open and lock the lock file; again if its last owner removed it in between."""
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         try:
             file = open(folder / LOCK, "wb")  # noqa: SIM115
         except FileNotFoundError:  # the last owner removed the folder

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perfedrl.errors import UserError
-from perfedrl.experiments.files import write_atomically
+from perfedrl.experiments.files import make_folder, write_atomically
 from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, digest, encode
 from perfedrl.federation.private_sockets import reason_of
 from perfedrl.registry import abbreviated
@@ -84,7 +84,7 @@ class AnswerStore:
     def __init__(self, folder: str | Path, number: int):
         self.folder, self.number = Path(folder), number
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder, mode=0o700)
             self.folder.chmod(0o700)
         except OSError as error:
             raise UserError(f"{self.folder} cannot be used as the agent's folder: {reason_of(error)}") from error

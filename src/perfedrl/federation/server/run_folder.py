@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from perfedrl.errors import UserError
-from perfedrl.experiments.files import read_safetensors, rename_durably, write_atomically
+from perfedrl.experiments.files import make_folder, read_safetensors, rename_durably, write_atomically
 from perfedrl.federation.frames import digest
 from perfedrl.simulation.history import History
 
@@ -127,7 +127,7 @@ class RunFolder:
 
     def write_spec(self, spec: RunSpec) -> None:
         """Create the folder and write the run's specification."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         _replace(self.path / PLAN, asdict(spec), durable=True)
 
     def spec(self) -> RunSpec:
@@ -186,7 +186,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self.path.is_dir():
+            make_folder(self.path)
         with open(self.path / LOCK, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
