@@ -11,7 +11,9 @@ rules stand for what the compiler does:
   after the other, in chunks, or in slices of a batch count once; agents and seeds side by side count all.
 - Devices that share one memory, as the cores of a CPU do, add up.
 
-The limit is the memory of the machine or the GPU, or what the environment variable in `LIMIT` says.
+The limit is the memory of the machine or the GPU, or what the environment variable in `LIMIT` says. Whoever builds and
+compiles for somebody else, as an agent does for a server, sets limits of its own by `within`: on memory, on the states
+of a table, and on the operations of a program, since a compiler cannot be stopped, and its time grows with them.
 `benchmarks/bench_memory.py` compares the estimate with the compiler's own count: on a CPU it is 0.4 to 1.5 times the
 count for the configs in `configs/`, but for programs of a few KiB.
 """
@@ -20,7 +22,8 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,31 +55,84 @@ class Need(NamedTuple):
     shape: tuple[int, ...]
 
 
+class SizeLimits(NamedTuple):
+    """The most that is built and compiled: bytes of memory, states of a table, and operations of a program."""
+
+    memory: float
+    states: int
+    operations: int
+    whose: str = "this agent's"
+
+
 class TooLargeError(UserError):
-    """Raised if something needs more memory than there is."""
+    """Raised if something needs more memory than there is, or than is allowed."""
 
     def __init__(self, need: Need, available: float, where: str):
         self.need, self.available = need, available
         super().__init__(
-            f"this needs about {readable(need.bytes)} of memory, and {where} has {readable(available)}; the largest "
+            f"this needs about {readable(need.bytes)} of memory, and {where} {readable(available)}; the largest "
             f"array has shape {' x '.join(map(str, need.shape))}"
         )
 
 
+_LIMITS: ContextVar[SizeLimits | None] = ContextVar("size_limits", default=None)
+
+
+@contextmanager
+def within(limits: SizeLimits) -> Iterator[None]:
+    """Reject what is larger than some limits, in this thread."""
+    before = _LIMITS.set(limits)
+    try:
+        yield
+    finally:
+        _LIMITS.reset(before)
+
+
+def check_states(states: int) -> None:
+    """Reject a table of more states than the limit in force, if there is one."""
+    limits = _LIMITS.get()
+    if limits is not None and states > limits.states:
+        raise UserError(f"it has {states} states; {limits.whose} limit is states = {limits.states}")
+
+
+def check_operations(traced: ClosedJaxpr) -> None:
+    """Reject a program of more operations than the limit in force, if there is one, before it is compiled."""
+    limits = _LIMITS.get()
+    if limits is not None and (count := operations(traced.jaxpr)) > limits.operations:
+        raise UserError(
+            f"its program has {count} operations to be compiled; {limits.whose} limit is operations = "
+            f"{limits.operations}"
+        )
+
+
+def operations(jaxpr: Jaxpr) -> int:
+    """The number of operations that are compiled; those of a loop count once."""
+    return sum(1 + sum(map(operations, inner_jaxprs(equation.params))) for equation in jaxpr.eqns)
+
+
+def check_own_limit(need: Need) -> None:
+    """Reject what needs more memory than the limit in force, if there is one."""
+    limits = _LIMITS.get()
+    if limits is not None and need.bytes > limits.memory:
+        raise TooLargeError(need, limits.memory, f"{limits.whose} limit memory is")
+
+
 def check_memory(need: Need) -> None:
     """Reject a program that does not fit into the memory of the GPU, or of the machine where there is none."""
+    check_own_limit(need)
     stats = None if jax.default_backend() == "cpu" else jax.local_devices()[0].memory_stats()
     if stats is None or LIMIT in os.environ:
         check_host_memory(need)
     elif need.bytes > stats["bytes_limit"]:
-        raise TooLargeError(need, stats["bytes_limit"], f"the device {jax.local_devices()[0].device_kind}")
+        raise TooLargeError(need, stats["bytes_limit"], f"the device {jax.local_devices()[0].device_kind} has")
 
 
 def check_host_memory(need: Need) -> None:
     """Reject arrays that do not fit into the memory of the machine."""
+    check_own_limit(need)
     available = chosen_limit() or machine_memory()
     if need.bytes > available:
-        raise TooLargeError(need, available, "this machine")
+        raise TooLargeError(need, available, "this machine has")
 
 
 def chosen_limit() -> float | None:

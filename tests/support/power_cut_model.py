@@ -347,12 +347,12 @@ class Exploration:
         disk.put_into(place)
         real = AnswerStore.answer
 
-        def answer(store, run, generation, round_, message, start, compute, private=False):
+        def answer(store, run, generation, round_, message, start, compute, *rest):
             def counted(state):
                 computed.append((round_, message))
                 return compute(state)
 
-            return real(store, run, generation, round_, message, start, counted, private)
+            return real(store, run, generation, round_, message, start, counted, *rest)
 
         with intercepted(place, recorder(disks)), mock.patch.object(AnswerStore, "answer", answer):
             agent = request_handler.Agent(AGENT, i, place / "agent")

@@ -10,6 +10,7 @@ from perfedrl.envs.base import DataTask
 from perfedrl.envs.fleet import Fleet, fleet
 from perfedrl.envs.new_agents import Settings, drawn_agents, new_agent_seed
 from perfedrl.errors import UserError
+from perfedrl.memory import Need, check_host_memory
 from perfedrl.types import Array
 
 MOST = 100_000
@@ -71,6 +72,8 @@ def classification(
         raise UserError(f"classification: held_out and seed must be >= 0; they are {held_out} and {seed}")
     if not 0 <= heterogeneity <= 1 or not 0 <= noise < float("inf") or not 0 <= distraction < float("inf"):
         raise UserError("classification: expected heterogeneity in [0, 1], and noise and distraction finite and >= 0")
+    shape = agents + held_out, examples + test_examples, features
+    check_host_memory(Need(8 * features * (features + shape[0] * shape[1]), shape))
     rng = np.random.default_rng(seed)
     prototypes = rng.normal(size=(classes, informative))
     rotation = np.linalg.qr(rng.normal(size=(features, features)))[0]

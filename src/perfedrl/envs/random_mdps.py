@@ -28,7 +28,7 @@ def random_mdps(
     """
     if min(agents, states, actions) < 1 or min(held_out, seed) < 0:
         raise UserError("random-mdps needs agents, states and actions >= 1, held_out >= 0 and seed >= 0")
-    check_table(states, actions, f"states ({states}) or actions ({actions})")
+    check_table(states, actions, f"states ({states}) or actions ({actions})", agents + held_out)
     rng = np.random.default_rng(seed)
 
     def kernel():

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from perfedrl.envs.base import Task, check_episode
 from perfedrl.envs.inverse_transform import inverse_cdf
 from perfedrl.errors import UserError
-from perfedrl.memory import Need, TooLargeError, check_host_memory
+from perfedrl.memory import Need, TooLargeError, check_host_memory, check_states
 from perfedrl.types import Array, Noise
 
 TOLERANCE = 1e-6
@@ -18,6 +18,8 @@ TOLERANCE = 1e-6
 
 TABLE_BYTES = 4 * 8
 """Memory per entry of P while an MDP is made: P itself, its normalization and the order of its successors."""
+SUCCESSOR_BYTES = 4 + 8
+"""Memory per entry of an agent's list of successors: the successor and its probability."""
 
 
 class TabularMDP(Task):
@@ -122,10 +124,15 @@ def check(P, r, mu, horizon, discount, agent: int | None = None) -> None:  # noq
     check_episode(horizon, discount, who)
 
 
-def check_table(states: int, actions: int, settings: str) -> None:
-    """Reject an MDP whose transition table does not fit into memory, before it is made; `settings` make it smaller."""
+def check_table(states: int, actions: int, settings: str, dense_agents: int = 0) -> None:
+    """Reject an MDP whose transition table is too large, before it is made; `settings` make it smaller.
+
+    So many agents keep a table in which every state may follow every other.
+    """
+    check_states(states)
     try:
-        check_host_memory(Need(TABLE_BYTES * states * actions * states, (states, actions, states)))
+        each = TABLE_BYTES + dense_agents * SUCCESSOR_BYTES
+        check_host_memory(Need(each * states * actions * states, (states, actions, states)))
     except TooLargeError as error:
         raise UserError(f"{error}; lower {settings}") from error
 

@@ -38,6 +38,8 @@ from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, check_estima
 from perfedrl.simulation.experiment import Experiment
 
 MOST_AGENTS = 1_000_000
+AGENT_COUNTS = ("agents", "goals", "held_out")
+"""The settings of a fleet that are numbers of agents, if they are whole numbers."""
 
 SEES = "sees"
 """The key of the table [policy] that names the parameters of its own task that an agent sees."""
@@ -139,7 +141,7 @@ def build(config: Any, fleet: Fleet | None = None) -> Experiment:
 def make_fleet(config: Any) -> Fleet:
     """Make the fleet that a config describes."""
     env = config.fleet["env"]
-    for name in ("agents", "goals", "held_out"):
+    for name in AGENT_COUNTS:
         count = config.fleet.get(name)
         if isinstance(count, int) and count > MOST_AGENTS:
             raise UserError(f"the fleet {env!r}: {name} must be at most {MOST_AGENTS}; it is {count}")

@@ -4,6 +4,7 @@ A plan, the server's config, comes over a network. What it may import, read and 
 on its text, before anything in it is built.
 """
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -17,7 +18,7 @@ from perfedrl.envs import ENVS, Fleet, Task, fleet, played_in_python
 from perfedrl.envs.base import PlayedTask
 from perfedrl.envs.gym.fleet import training_agents
 from perfedrl.errors import UserError
-from perfedrl.experiments.build import SEES, Privacy
+from perfedrl.experiments.build import AGENT_COUNTS, SEES, Privacy
 from perfedrl.experiments.config import Config, parse_config, whole
 from perfedrl.experiments.settings import read_table, resolve_fleet_file, validated
 from perfedrl.federation.environment_report import (
@@ -28,7 +29,9 @@ from perfedrl.federation.environment_report import (
     report_of,
     with_report,
 )
+from perfedrl.memory import SizeLimits, within
 from perfedrl.own_modules import find_modules_in
+from perfedrl.policies import Policy
 from perfedrl.registry import abbreviated
 from perfedrl.rollout import PythonSampler
 from perfedrl.saved_policies.spaces import Spaces
@@ -52,6 +55,35 @@ class Limits(BaseModel):
     """For an evaluation, including its adaptation."""
     seconds: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     """A Python sampler is stopped between two batches; results of longer compiled work are dropped."""
+    agents: int = Field(default=10_000, ge=1)
+    """Of a plan's fleet, and of its held-out agents: an agent builds both."""
+    states: int = Field(default=1_000, ge=1)
+    """Of a tabular environment in a plan."""
+    parameters: int = Field(default=10_000_000, ge=1)
+    """Of a plan's policy."""
+    memory: float = Field(default=4.0, gt=0, allow_inf_nan=False)
+    """GiB, for building a plan and for each compiled program, as estimated."""
+    operations: int = Field(default=100_000, ge=1)
+    """Of each program, which bound the time to compile it."""
+
+    @property
+    def sizes(self) -> SizeLimits:
+        """What building and compiling stay within."""
+        return SizeLimits(self.memory * 2**30, self.states, self.operations)
+
+    def check_agents(self, fleet: Mapping[str, Any]) -> None:
+        """Reject a plan's fleet of too many agents, before it is built."""
+        for name in AGENT_COUNTS:
+            count = fleet.get(name)
+            if isinstance(count, int) and count > self.agents:
+                raise UserError(f"its fleet has {name} = {count}; this agent's limit is agents = {self.agents}")
+
+    def check_parameters(self, policy: Policy) -> None:
+        """Reject a policy of too many parameters, before they are drawn."""
+        shapes = jax.tree.leaves(jax.eval_shape(policy.init, jax.random.key(0)))
+        count = sum(math.prod(x.shape) for x in shapes)
+        if count > self.parameters:
+            raise UserError(f"its policy has {count} parameters; this agent's limit is parameters = {self.parameters}")
 
 
 class PrivacyDemands(BaseModel):
@@ -267,8 +299,11 @@ def read_plan(text: str, agent: AgentConfig, number: int = 0) -> Config:
         config = parse_config(_with_own_file(_checked_trust(table, agent), agent))
         if agent.privacy is not None:
             agent.privacy.check(config.privacy)
-        config = _on_report(config, reported, agent, number) if agents_bring_environments(config) else config
-        experiment = config.experiment
+        agent.limits.check_agents(config.fleet)
+        with within(agent.limits.sizes):
+            config = _on_report(config, reported, agent, number) if agents_bring_environments(config) else config
+            experiment = config.experiment
+        agent.limits.check_parameters(experiment.policy)
     except UserError as error:
         raise UserError(f"the plan: {error}") from error
     if config.changed_code:

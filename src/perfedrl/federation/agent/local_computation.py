@@ -22,7 +22,7 @@ from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, PolicyObjective
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent.config import AgentConfig
-from perfedrl.memory import check_memory, estimate
+from perfedrl.memory import check_memory, check_operations, estimate
 from perfedrl.simulation.compiled import measure_replicas
 from perfedrl.simulation.evaluation import EVALUATIONS, Evaluation, MonteCarlo, Outcomes, check_fit, episode_outcomes
 from perfedrl.simulation.keys import agent_key
@@ -139,6 +139,7 @@ class CompiledFunction:
 
         def compiled(*args: Any) -> Any:
             traced = jax.jit(run, compiler_options=options).trace(*args)
+            check_operations(traced.jaxpr)
             check_memory(estimate(traced.jaxpr))
             return traced.lower().compile()
 

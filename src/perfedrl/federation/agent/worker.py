@@ -22,6 +22,7 @@ from perfedrl.federation.agent.discrete_gaussian import ExactRandom
 from perfedrl.federation.agent.local_computation import CompiledComputation, PythonComputation
 from perfedrl.federation.agent.private_release import check_noise, noised_upload
 from perfedrl.key_domains import EVALUATION
+from perfedrl.memory import within
 from perfedrl.types import Params
 
 log = logging.getLogger("perfedrl")
@@ -114,8 +115,9 @@ class LocalTraining:
 
     def prepare(self) -> None:
         """Compile the functions of a round and of an evaluation, where they are compiled at all."""
-        for function in (self._computation.train, self._computation.measure):
-            function.prepare(self.message, self.state)
+        with within(self.limits.sizes):
+            for function in (self._computation.train, self._computation.measure):
+                function.prepare(self.message, self.state)
 
     def update(self, message: PyTree, state: PyTree, round_: int) -> tuple[PyTree, PyTree]:
         """Train for one round; return the upload and the agent's new state.
@@ -171,11 +173,12 @@ class LocalTraining:
             )
 
     def _timed(self, function: Any, message: PyTree, state: PyTree, moment: int) -> Any:
-        """Call a function within the agent's time limit, which does not include compilation."""
-        function.prepare(message, state)
-        limit, begun = self.limits.seconds, time.monotonic()
-        self._computation.limit_time(begun + limit)
-        result = function(message, state, moment)
+        """Call a function within the agent's limits; that on time does not include compilation."""
+        with within(self.limits.sizes):
+            function.prepare(message, state)
+            limit, begun = self.limits.seconds, time.monotonic()
+            self._computation.limit_time(begun + limit)
+            result = function(message, state, moment)
         if (took := time.monotonic() - begun) > limit:
             raise UserError(f"the agent took {took:.1f} s for one request; its limit is {limit:g} s")
         return result
