@@ -95,13 +95,18 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Write the names in a folder through to the disk."""
-    if os.name == "posix":  # Windows cannot open folders
-        folder = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
+    """Write the names in a folder through to the disk; an error names the folder."""
+    if os.name != "posix":  # Windows cannot open folders
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+        os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
             os.close(folder)
+        error.filename = str(path)
+        raise
 
 
 def npz(arrays: Mapping[str, np.ndarray]) -> bytes:

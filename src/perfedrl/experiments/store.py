@@ -201,16 +201,33 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 def _put_in_place(partial: Path, folder: Path) -> None:
     """Give a complete folder its final name; of a folder that it replaces, files that are not a run's are kept."""
-    if not folder.exists():
+    if folder.exists():
+        os.replace(folder, Path(tempfile.mkdtemp(dir=folder.parent, prefix=_replaced(folder))) / "run")
+    try:
         rename_durably(partial, folder)
+    except FileNotFoundError:
+        if not folder.exists():  # else another process found it complete, and was first
+            raise
+    for old in folder.parent.glob(f"{_replaced(folder)}*"):
+        if (old / "run").is_dir():
+            for path in (old / "run").iterdir():
+                if path.name not in (*FILES, *MORE_FILES):
+                    os.replace(path, folder / path.name)
+        shutil.rmtree(old)
+
+
+def _replaced(folder: Path) -> str:
+    """The beginning of the names under which a run's folder is kept while it is replaced."""
+    return f".replaced-{folder.name}-"
+
+
+def _finish_replacement(folder: Path) -> None:
+    """Put a complete run in place if its process was killed after it had moved the old folder away."""
+    partial = folder.with_name(f"{folder.name}{PARTIAL}")
+    if folder.exists() or (partial / CHECKPOINT).exists() or is_locked(partial):
         return
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".replaced-"))
-    os.replace(folder, old / "run")
-    rename_durably(partial, folder)
-    for path in (old / "run").iterdir():
-        if path.name not in (*FILES, *MORE_FILES):
-            os.replace(path, folder / path.name)
-    shutil.rmtree(old)
+    if all((partial / name).is_file() for name in FILES):
+        _put_in_place(partial, folder)
 
 
 def load_run(folder: str | Path, config: Config | None = None, *, trust: bool = False) -> Run:
@@ -221,6 +238,8 @@ def load_run(folder: str | Path, config: Config | None = None, *, trust: bool = 
     """
     folder = Path(folder)
     folder = folder if folder.name else folder.resolve()
+    if folder.name and not folder.name.endswith(PARTIAL):
+        _finish_replacement(folder)
     if not folder.is_dir():
         siblings = [path.name for path in folder.parent.glob("*-*") if path.is_dir()] if folder.parent.is_dir() else []
         raise UserError(f"there is no run {folder}{nearest(folder.name, siblings)}")
@@ -299,7 +318,8 @@ def read_provenance(folder: Path) -> dict[str, Any]:
 
 
 def has_run(root: Path, config: Config) -> bool:
-    """Whether a finished run of this config exists."""
+    """Whether a finished run of this config exists; one that is complete under another name is put in place."""
+    _finish_replacement(root / config.folder)
     return all((root / config.folder / name).is_file() for name in FILES)
 
 
