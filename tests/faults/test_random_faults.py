@@ -15,7 +15,7 @@ from perfedrl.federation.agent.request_handler import Agent
 from perfedrl.federation.frames import decode, encode
 from perfedrl.federation.server.answers import Answers
 
-CALLS, RATE, MOST_JOBS = 2000, 0.02, 200
+CALLS, RATE, MOST_JOBS = 2000, 0.04, 200
 
 
 def trained(folder, plans):
