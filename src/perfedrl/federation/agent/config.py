@@ -63,8 +63,8 @@ class Limits(BaseModel):
     """Of a plan's policy."""
     memory: float = Field(default=4.0, gt=0, allow_inf_nan=False)
     """GiB, for building a plan and for each compiled program, as estimated."""
-    operations: int = Field(default=100_000, ge=1)
-    """Of each program, which bound the time to compile it."""
+    operations: int = Field(default=20_000, ge=1)
+    """Of each program, which bound the time to compile it; the largest of a shipped config has 3,649."""
 
     @property
     def sizes(self) -> SizeLimits:
