@@ -7,6 +7,7 @@ temporary name and then renamed, and the folder gets its final name last, so tha
 complete. Until then a folder `.partial` holds the last checkpoint.
 """
 
+import glob
 import json
 import logging
 import os
@@ -208,12 +209,13 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     except FileNotFoundError:
         if not folder.exists():  # else another process found it complete, and was first
             raise
-    for old in folder.parent.glob(f"{_replaced(folder)}*"):
+    for old in folder.parent.glob(f"{glob.escape(_replaced(folder))}*"):
         if (old / "run").is_dir():
             for path in (old / "run").iterdir():
                 if path.name not in (*FILES, *MORE_FILES):
                     os.replace(path, folder / path.name)
-        shutil.rmtree(old)
+        with suppress(OSError):  # the run is in place, and what is left here goes the next time
+            shutil.rmtree(old)
 
 
 def _replaced(folder: Path) -> str:
