@@ -42,9 +42,11 @@ def test_a_run_under_way_is_found_in_the_moved_folder(fleet, tmp_path, monkeypat
     prepared = supervisor.prepare(fleet, real_fleet.config(), Terms(3))
     moved = move(fleet, tmp_path / "there")
     asked = []
-    monkeypatch.setattr(workflow, "Coordinator", lambda *args: SimpleNamespace(run=lambda _: asked.append(args)))
+    monkeypatch.setattr(workflow, "Coordinator", lambda *args, **_: SimpleNamespace(run=lambda _: asked.append(args)))
     monkeypatch.chdir(moved.server)
-    workflow.Rounds(prepared.path.name, 1).run()
+    job = workflow.Rounds(prepared.path.name, 1)
+    job.engine = SimpleNamespace(get_clients=list)
+    job.run()
     assert asked == [(moved.control(prepared.path.name), 1)]
     spec = type(prepared)(asked[0][0]).spec()
     assert (asked[0][0] / spec.runs).resolve() == moved.runs
