@@ -52,14 +52,6 @@ def test_a_run_under_way_is_found_in_the_moved_folder(fleet, tmp_path, monkeypat
     assert (asked[0][0] / spec.runs).resolve() == moved.runs
 
 
-def test_a_fleet_of_an_earlier_version_works_until_it_is_moved(fleet, tmp_path):
-    settings = fleet.server / "local" / "resources.json"
-    settings.write_text(settings.read_text().replace("{storage}", str(fleet.server / "storage")))
-    fleet.write_storage()
-    with pytest.raises(UserError, match="made by an earlier version of perfedrl and moved since; move it back"):
-        move(fleet, tmp_path / "there").write_storage()
-
-
 @pytest.mark.parametrize("name", ["my fleet", "it's", "a#b", "a\\b"])
 def test_a_path_that_nvflare_cannot_handle_is_an_error(fleet, tmp_path, monkeypatch, name):
     for process in ("server_process", "daemon_process"):

@@ -8,13 +8,13 @@ import ssl
 import threading
 
 import pytest
-from nvflare.lighter.utils import sign_folders, verify_folder_signature
+from nvflare.lighter.utils import verify_folder_signature
 
 from perfedrl.errors import UserError
 from perfedrl.federation.engine import provision, service
-from perfedrl.federation.engine.authority import Authority, read_certificate, valid_until
+from perfedrl.federation.engine.authority import read_certificate, valid_until
 from perfedrl.federation.engine.fleet_folder import FleetFolder, Kit
-from perfedrl.federation.engine.kit_checks import KIT_SIGNATURES, SIGNATURES, check_kit
+from perfedrl.federation.engine.kit_checks import SIGNATURES, check_kit
 from perfedrl.federation.engine.renewal import members, renew, revoked
 
 AGENTS = ("agent-0", "agent-1")
@@ -153,15 +153,6 @@ def test_certificates_that_end_soon_are_named(fleet, run, monkeypatch):
     service.serve(fleet, told.append)
     warnings = [line for line in told if line.startswith("warning: the certificate")]
     assert [line.split()[3] for line in warnings] == ["client.crt", "server.crt"]
-
-
-def test_a_kit_of_an_earlier_version_becomes_one_of_this(fleet):
-    startup = fleet.kit("agent-0") / "startup"
-    (startup / KIT_SIGNATURES).unlink()
-    sign_folders(str(startup), Authority.load(fleet.folder).key, signature_file=SIGNATURES)
-    renew(fleet)
-    check_kit(Kit(fleet.kit("agent-0")))
-    assert not (startup / SIGNATURES).exists(), "NVFlare would reject a certificate that is replaced alone"
 
 
 def test_what_cannot_be_renewed_is_said(fleet, run, tmp_path):

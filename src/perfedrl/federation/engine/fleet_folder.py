@@ -44,7 +44,6 @@ class FleetInfo:
         """Read it; `what` names the folder's expected kind in errors."""
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            content.pop("valid_until", None)  # of earlier versions; certificates say it
             info = FleetInfo(**{**content, "agents": tuple(content.get("agents", ()))})
         except (FileNotFoundError, NotADirectoryError) as error:
             raise UserError(f"{path.parent} is no {what}; create one with `perfedrl federation init`") from error
@@ -92,9 +91,6 @@ class FleetFolder:
     def write_storage(self) -> None:
         """Tell NVFlare where its storage is now; it takes absolute paths only, and the folder may have been moved."""
         settings, place = self.server / "local", str(self.server / STORAGE)
-        text = (settings / "resources.json").read_text(encoding="utf-8")
-        if f"{{{STORAGE}}}/" not in text and f"{place}/" not in text:
-            raise UserError(f"{self.folder} was made by an earlier version of perfedrl and moved since; move it back")
         (settings / f"{STORAGE}__resources.json").write_text(json.dumps({STORAGE: place}) + "\n", encoding="utf-8")
 
 

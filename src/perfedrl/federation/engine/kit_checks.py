@@ -46,9 +46,7 @@ def check_kit(kit: Kit) -> None:
 
 def check_signatures(kit: Kit) -> None:
     """Check that no file of a kit was changed."""
-    old = (kit.folder / "startup" / SIGNATURES).exists()  # of an earlier version, which signed every file
-    of_startup = ("startup", SIGNATURES, ()) if old else ("startup", KIT_SIGNATURES, UNSIGNED)
-    for part, name, unsigned in (of_startup, ("local", SIGNATURES, ())):
+    for part, name, unsigned in (("startup", KIT_SIGNATURES, UNSIGNED), ("local", SIGNATURES, ())):
         if not _intact(kit.folder / part, name, unsigned, kit.authority):
             raise UserError(
                 f"{kit.folder / part} does not match its signature: get the kit again from the fleet's operator"

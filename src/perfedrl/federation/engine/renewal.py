@@ -17,7 +17,7 @@ from perfedrl.federation.engine.authority import (
     valid_until,
 )
 from perfedrl.federation.engine.fleet_folder import OPERATOR, OPERATOR_ROLE, FleetFolder
-from perfedrl.federation.engine.kit_checks import SIGNATURES, sign_kit
+from perfedrl.federation.engine.kit_checks import SIGNATURES
 
 SERVER, OPERATOR_KIT = "server", "operator"
 
@@ -58,14 +58,14 @@ def renew(fleet: FleetFolder, agent: str | None = None, days: float = VALID_DAYS
         elif not member.certificate.exists():
             left_out[member.name] = f"there is no {member.certificate}"
         else:
-            _renew(fleet, member, authority, days)
+            _renew(member, authority, days)
             renewed.append(member.name)
     if agent is not None and left_out:
         raise UserError(f"{agent} gets no new certificate: {left_out[agent]}")
     return renewed, left_out
 
 
-def _renew(fleet: FleetFolder, member: Member, authority: Authority, days: float) -> None:
+def _renew(member: Member, authority: Authority, days: float) -> None:
     """Replace one certificate, and sign what else depends on it."""
     old = read_certificate(member.certificate)
     if not belongs_to(old, member.subject, authority.certificate):
@@ -74,8 +74,6 @@ def _renew(fleet: FleetFolder, member: Member, authority: Authority, days: float
     write_atomically(member.certificate, new)
     if member.name == SERVER:
         sign_folders(str(member.certificate.parent), authority.key, signature_file=SIGNATURES)
-    elif (member.certificate.parent / SIGNATURES).exists():  # a kit of an earlier version
-        sign_kit(fleet.kit(member.name), authority.key)
 
 
 def check_agent(fleet: FleetFolder, agent: str) -> None:
