@@ -353,6 +353,19 @@ def test_an_unfinished_hand_shake_ends_after_its_time():
     asyncio.run(main())
 
 
+def test_neither_end_holds_back_short_frames():
+    """Else every answer would wait for the acknowledgement of the last one, which systems delay by 40 ms."""
+
+    async def main():
+        async with listening() as server, dialing(Target("127.0.0.1", server.port)) as client:
+            await until(lambda: client.session.attached)
+            for end in (client.session, server.peers["agent"].session):
+                raw = end._stream._writer.get_extra_info("socket")
+                assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    asyncio.run(main())
+
+
 # --- with certificates
 
 

@@ -120,6 +120,8 @@ class Stream:
 
 async def accepted(connection: socket.socket, context: ssl.SSLContext | None) -> Stream:
     """The stream of an accepted connection, after TLS's hand-shake if there is a context."""
+    if connection.family != socket.AF_UNIX:  # asyncio does so for sockets that it accepted itself
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     reader = asyncio.StreamReader(limit=BUFFER)
     protocol = asyncio.StreamReaderProtocol(reader)
     loop = asyncio.get_running_loop()
