@@ -128,6 +128,8 @@ def test_a_new_fleet_is_private_and_within_its_folder(fleet):
         content = file.read_bytes()
         assert b"/tmp/nvflare" not in content or file.suffix == ".default", file
         assert str(fleet.folder).encode() not in content, f"{file} holds the folder's path, which may change"
+    client = json.loads((fleet.kit("agent-1") / "local" / "resources.json").read_text())["client"]
+    assert client["maint_msg_timeout"] == provision.HEARTBEAT_REPLY, "a restarted server would wait for its agents"
     for name, only in (("server", provision.WORKFLOW), ("kits/agent-1", provision.BRIDGE)):
         local = fleet.folder / name / "local"
         assert json.loads((local / "resources.json").read_text())["class_allow_list"] == [only]

@@ -47,6 +47,8 @@ REPEAT = {"streaming_retry_wait": 1.0, "streaming_retry_timeout": 10.0}
 """Seconds after which an unconfirmed message is sent again, and for how long; a receiver remembers it as long."""
 CHECK_JOB = 0.5
 """Seconds between two checks of a job's process whether it is to end."""
+HEARTBEAT_REPLY = 5.0
+"""Seconds in which the server must answer a heartbeat; NVFlare waits for 30, also for a server that was restarted."""
 HEARTBEAT_TIMEOUT = 600
 """Seconds after which the server drops a client without heartbeats."""
 
@@ -136,6 +138,7 @@ def _client_resources(kit: Path) -> None:
     """Restrict an agent's machine to perfedrl's bridge, and turn off its log streaming."""
     resources = _defaults(kit)
     resources |= {"class_allow_list": [BRIDGE], "allow_log_streaming": False}
+    resources["client"]["maint_msg_timeout"] = HEARTBEAT_REPLY
     resources["components"] = _parts(resources, "site_log_streamer", f"{LAUNCHERS}.WarmClientLauncher")
     _write_local(kit, resources, _comm(LIMIT + ENVELOPE))
 
