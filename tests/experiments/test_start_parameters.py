@@ -14,6 +14,8 @@ from perfedrl.experiments.training import train
 from perfedrl.federation.server.network_config import networked
 from perfedrl.studies.theory import analysis
 
+PFEDME = {"name": "pfedme", "alpha": 0.1, "beta": 0.1}
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
@@ -97,9 +99,11 @@ def test_a_start_that_does_not_fit_is_one_sentence(source, tmp_path):
 
 def test_a_network_and_the_theory_refuse_what_they_cannot_do(source):
     config = started(source)
-    with pytest.raises(pf.UserError, match="the run in start is for simulations only"):
-        networked(config)
-    with pytest.raises(pf.UserError, match="keep is for simulations only"):
-        networked(make_config(changed(keep="best")))
+    with pytest.raises(
+        pf.UserError, match="agents of pfedme begin with the start parameters, which only the server has"
+    ):
+        networked(make_config({**config.table, "algorithm": PFEDME}))
+    with pytest.raises(pf.UserError, match=r"agents of pfedme have states of their own, .* leave keep"):
+        networked(make_config({**changed(keep="best"), "algorithm": PFEDME}))
     with pytest.raises(pf.UserError, match="set start to a number"):
         analysis.of_config(config)

@@ -37,6 +37,16 @@ class InProcessAgents:
         return answers
 
 
+def silent(*names):
+    """A trouble: the answers of some agents do not arrive in time, although the agents have computed them."""
+
+    def trouble(answers):
+        for name in names:
+            del answers.frames[name]
+
+    return trouble
+
+
 def honest_answer(frame, generation=None, far=0.1):
     """A valid answer to a question, without training: an upload is the message plus `far`."""
     asked = decode(frame)

@@ -94,7 +94,7 @@ class LittleTraining(LocalTraining):
 
     def __init__(self, number):
         self.number = number
-        self.message = server_start().message
+        self.message, self.algorithm = server_start().message, CONFIG.experiment.algorithm
 
     def trajectories_in(self, round_):
         return self.trajectories

@@ -64,6 +64,11 @@ class AFedPG(Algorithm):
 
     uploads_may_be_empty = True
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether agents in a network take the time they take: delays are not simulated as well."""
+        return self.delays == "none"
+
     def __check_init__(self) -> None:
         check_step_sizes(self.alpha, self.beta)
         check_counts(m=self.m)
@@ -127,6 +132,19 @@ class AFedPG(Algorithm):
         further = jax.tree.map(lambda x, y: y + (1 - a) / a * (y - x), theta, moved)
         theta, ahead, d = select(some, (moved, further, d), (theta, ahead, state.private))
         return ServerState(LookAheadMessage(theta, ahead, tick + 1), d)
+
+    def unchanged_upload(self, message: LookAheadMessage) -> GradientArrival:
+        """A gradient of zero that arrives in the tick of its parameters."""
+        nothing = jax.tree.map(jnp.zeros_like, message.theta)
+        return GradientArrival(nothing, jnp.asarray(message.tick), jnp.ones_like(message.tick))
+
+    def measured_part(self, upload: GradientArrival) -> dict[str, Params]:
+        """The gradient."""
+        return {"gradient": upload.gradient}
+
+    def received(self, upload: GradientArrival, round_: int) -> GradientArrival:
+        """Return the gradient with the tick of its parameters, which is the round of their message."""
+        return upload._replace(since=np.full_like(upload.since, round_), arrived=np.ones_like(upload.arrived))
 
     def shared(self, message: LookAheadMessage) -> Params:
         return message.theta

@@ -57,6 +57,12 @@ class Algorithm(eqx.Module):
     averages_by_choice: ClassVar[bool] = False
     """Whether an upload names one of several shared parameters, so that the algorithm alone can combine uploads."""
 
+    upload_cycle: ClassVar[int] = 1
+    """Number of rounds after which uploads are of the same kind again; servers compare those of one kind."""
+
+    remembers_uploads: ClassVar[bool] = False
+    """Whether the server relies on what agents remember of their uploads; without it an agent cannot take part."""
+
     @property
     @abc.abstractmethod
     def trajectories_per_round(self) -> int:
@@ -157,6 +163,18 @@ class Algorithm(eqx.Module):
         it where the upload is a part of the message, or something else.
         """
         return message
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether a server in a network takes uploads of earlier rounds too, so that no round waits for an agent."""
+        return False
+
+    def received(self, upload: PyTree, round_: int) -> PyTree:
+        """Return an upload of an asynchronous agent as the server takes it, which was computed from a round's message.
+
+        Servers in a network call it: what an agent says of the round of its upload is not trusted.
+        """
+        return upload
 
     @property
     def uploads_whole_messages(self) -> bool:

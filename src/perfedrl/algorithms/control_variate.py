@@ -55,6 +55,7 @@ class ControlVariate(Wrapper):
     total: float = eqx.field(static=True)
 
     runs_on_agents = True
+    remembers_uploads = True
 
     def __init__(self, inner: Algorithm, mode: Literal["round", "step"], total: float, memory: float = MEMORY):
         check_federated(inner, "upload to correct")

@@ -42,6 +42,8 @@ class FastFedPG(Algorithm):
     m: int = static(30)
     m_anchor: int | None = static(None)
 
+    upload_cycle = 2
+
     def __check_init__(self) -> None:
         check_step_sizes(self.alpha, self.beta)
         check_counts(local_steps=self.local_steps, m=self.m, m_anchor=self.anchor_trajectories)

@@ -30,6 +30,9 @@ class Wrapper(Algorithm):
     serves_unseen = delegated("inner")
     uploads_may_be_empty = delegated("inner")
     averages_by_choice = delegated("inner")
+    upload_cycle = delegated("inner")
+    asynchronous = delegated("inner")
+    remembers_uploads = delegated("inner")
     trajectories_per_round = delegated("inner")
     init = delegated("inner")
     client = delegated("inner")
@@ -52,6 +55,7 @@ class Wrapper(Algorithm):
 
     # Uploads, personal parts and records.
     unchanged_upload = delegated("inner")
+    received = delegated("inner")
     uploads_whole_messages = delegated("inner")
     uploads_auxiliaries = delegated("inner")
     scales_coordinates = delegated("inner")
@@ -92,12 +96,14 @@ def check_federated(algorithm: Algorithm, what: str) -> None:
 
 def check_displacement(message: PyTree, upload: PyTree, what: str) -> None:
     """Check that an upload has the structure and the shapes of a message, so that their difference is defined."""
-    if _shape(message) != _shape(upload):
+    if not same_shape(message, upload):
         raise UserError(f"{what} for algorithms whose upload is a changed message, which this one's is not")
 
 
-def _shape(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    return jax.tree.structure(tree), shapes(tree)
+def same_shape(one: PyTree, other: PyTree) -> bool:
+    """Whether two trees have the same structure and leaves of the same shapes."""
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (one, other)]
+    return structures[0] == structures[1] and shapes(one) == shapes(other)
 
 
 def shapes(tree: PyTree) -> list[tuple[int, ...]]:

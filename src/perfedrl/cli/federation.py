@@ -124,6 +124,9 @@ def train(
     personalize: Annotated[
         int, typer.Option(help="Trajectories with which each agent personalizes at the end; 0 to skip.")
     ] = 200,
+    staleness: Annotated[
+        int, typer.Option(help="Rounds after which an upload of asynchronous agents no longer counts.")
+    ] = 1000,
     release: Annotated[
         list[str] | None, typer.Option(help="An agent to release from quarantine or exclusion; may be repeated.")
     ] = None,
@@ -142,7 +145,7 @@ def train(
 
     def terms(agents: int) -> Terms:
         least = agents // 2 + 1 if min_agents is None else min_agents
-        return Terms(least, deadline, patience, factor, strikes, personalize)
+        return Terms(least, deadline, patience, factor, strikes, personalize, staleness)
 
     train_and_show(folder, config, seed, terms, wait, restart, release or [])
 

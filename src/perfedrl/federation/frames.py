@@ -23,6 +23,8 @@ LIMIT = 256 * 2**20
 LONGEST_HEADER, MOST_TENSORS, MOST_FIELDS, LONGEST_NAME, MOST_AXES = 2**20, 4096, 64, 256, 16
 FAILED_EPISODES = "failed_episodes"
 """The field of an upload with the number of episodes that failed and were drawn again."""
+COUNTED, NEVER = "counted", -1
+"""The field of a question with the last round whose upload the server counted, of each agent; `NEVER` for none."""
 PIECE = 2**18
 """Bytes that are read at a time: memory is taken only for bytes that have arrived."""
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from perfedrl.errors import UserError
-from perfedrl.federation.agent.answer_store import AnswerStore
+from perfedrl.federation.agent import answer_store
+from perfedrl.federation.agent.answer_store import AnswerStore, Counted
 
 
 class Counting:
@@ -126,6 +127,37 @@ def test_a_damaged_file_is_reported(store):
     path.write_bytes(data)
     with pytest.raises(UserError, match="agent number 3; this is agent number 4"):
         AnswerStore(store.folder, 4).answer("r", 1, 0, "a", START, Counting())
+
+
+def test_a_file_of_an_earlier_format_is_named_as_such(store, monkeypatch):
+    with monkeypatch.context() as earlier:  # format 2 did not have these
+        earlier.setattr(answer_store, "FORMAT", 2)
+        earlier.setattr(answer_store, "COUNTS", tuple(x for x in answer_store.COUNTS if not x.endswith("since")))
+        store.answer("r", 1, 0, "a", START, Counting())
+    with pytest.raises(UserError, match=r"another version of perfedrl \(format 2, here 3\)"):
+        store.answer("r", 1, 1, "b", START, Counting())
+
+
+def test_an_agent_without_the_counted_state_starts_anew_or_cannot_go_on(store):
+    store.answer("r", 1, 4, "a", START, Counting())
+    lost = AnswerStore(store.folder.parent / "new", 3)
+    with pytest.raises(UserError, match=r"counted the agent's upload of round 4, and .* does not have the state after"):
+        lost.answer("r", 1, 5, "b", START, Counting(), counted=Counted(4, required=True))
+    assert lost.answer("r", 1, 5, "b", START, Counting(), counted=Counted(4)).upload["u"].tolist() == [1, 10]
+    assert store.answer("r", 1, 5, "b", START, Counting(), counted=Counted(4)).upload["u"].tolist() == [1, 11]
+    assert store.answer("r", 1, 6, "c", START, Counting(), counted=Counted(4)).upload["u"].tolist() == [1, 11]
+    assert store.state("r", 1, 7, START, Counted(4))["s"] == 11
+    assert store.state("r", 1, 7, START, Counted(6))["s"] == 12
+
+
+def test_an_answer_waits_until_it_is_received_and_for_its_own_job_alone(store):
+    """Another job may have another message in the same round, if the server lost its last checkpoint in between."""
+    store.answer("r", 1, 4, "a", START, Counting())
+    assert store.waiting("r", 1, 6, Counted(3)).round == 4
+    assert store.waiting("r", 1, 4, Counted(3)) is None, "the question that it answers"
+    assert store.waiting("r", 1, 6, Counted(4)) is None, "it was received"
+    assert store.waiting("r", 2, 6, Counted(3)) is None, "another job"
+    assert store.waiting("other", 1, 6, Counted(3)) is None
 
 
 def test_a_full_disk_leaves_the_old_file_intact(store, monkeypatch):

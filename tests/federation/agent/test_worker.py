@@ -398,6 +398,7 @@ def test_an_agent_answers_invalid_requests_with_an_error(agent, capfd, monkeypat
         "shape": (Frame("update", good.fields, {"theta": theta[:2]}), r"got float32\[2, 4\]"),
         "nan": (Frame("update", good.fields, {"theta": theta * np.nan}), "not finite"),
         "trust": (question(training, table=plan(curvature="evil:f")), "trust"),
+        "counted": (Frame("update", {**good.fields, "counted": "1e3 1e3 1e3"}, good.tensors), "must be rounds, or -1"),
     }
     for frame, why in wrong.values():
         with monkeypatch.context() as patch:

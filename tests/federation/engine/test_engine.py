@@ -77,6 +77,28 @@ def test_the_servers_check_period_is_set_where_nvflare_reads_it(monkeypatch):
     assert nvflare.__version__.startswith("2.9.")
 
 
+def test_late_uploads_are_handed_to_the_next_question(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    controller, told = Rounds("run", 1), []
+    monkeypatch.setattr(controller, "info", told.append)
+    controller.engine, controller.abort_signal = SimpleNamespace(get_clients=list), Signal()
+
+    def came(name, kind, content, code=ReturnCode.OK):
+        result = Shareable()
+        result[FRAME] = content
+        result.set_return_code(code)
+        controller.process_result_of_unknown_task(SimpleNamespace(name=name), kind, "task", result, FLContext())
+
+    came("a", "update", b"upload")
+    came("b", "evaluate", b"outcomes")
+    came("c", "update", b"upload", ReturnCode.EXECUTION_EXCEPTION)
+    came("d", "update", "text")
+    answers = controller.ask("update", b"", set(), lambda _: True, 1.0)
+    assert (answers.late, answers.late_uploads) == (("a", "b", "c", "d"), {"a": b"upload"})
+    assert controller.ask("update", b"", set(), lambda _: True, 1.0).late_uploads == {}
+    assert told[0] == "a answered update too late"
+
+
 def test_a_job_sets_the_agents_polling_interval_and_contains_no_code(tmp_path):
     folder = jobs.write_job(tmp_path / "job", "run", 7, ["agent-0", "agent-2"], 30.0)
     meta, server, client = (

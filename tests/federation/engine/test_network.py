@@ -1,5 +1,10 @@
 """Real fleets over TLS: the simulator's bits, through crashes of every process."""
 
+import os
+import signal
+import time
+
+import jax
 import numpy as np
 import pytest
 import real_fleet
@@ -8,6 +13,7 @@ from perfedrl.federation.agent.answer_store import AnswerStore
 from perfedrl.federation.agent.daemon_client import call
 from perfedrl.federation.engine.fleet_folder import Kit
 from perfedrl.federation.frames import Frame
+from perfedrl.federation.server.replay import replay
 
 pytestmark = pytest.mark.network
 
@@ -16,7 +22,9 @@ ALGORITHMS = {
     "first-order": {"name": "per-fedavg-pg", "alpha": 0.5, "beta": 0.3, "variant": "first-order"},
     "fedavg": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.3},
     "clustered": {"name": "clustered", "clusters": 2, "alpha": 0.5, "beta": 0.3},
+    "fast": {"name": "fast-fedpg", "alpha": 0.5, "beta": 0.3},
 }
+PLAIN = {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.001, "local_steps": 400, "m": 300}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,51 @@ def test_a_killed_daemon_misses_only_its_own_rounds(fleet):
     assert stored.round == rounds_in_all - 1
     assert stored.after, "this algorithm's agents have a personal state"
     assert any(not np.array_equal(stored.after[name], x) for name, x in stored.before.items())
+
+
+def test_control_variates_stay_the_mean_of_the_agents_when_one_is_killed(fleet):
+    wanted = real_fleet.slow(40, PLAIN, control_variate={"mode": "step"})
+    training = real_fleet.Training(fleet, wanted, min_agents=2, deadline=600.0)
+    training.until(5)
+    real_fleet.kill_daemon(fleet, "agent-1")
+    run, events = training.result()
+    counted = {name: event["round"] for event in events if event["event"] == "round" for name in event["agents"]}
+    assert sum(len(event["agents"]) for event in events if event["event"] == "round") < 3 * 40
+    controls = []
+    for number, name in enumerate(sorted(counted)):
+        stored = AnswerStore(Kit(fleet.kit(name)).state, number).stored(run.provenance["federation"]["run"])
+        controls.append(stored.state_after(counted[name])["control"])
+    assert np.abs(controls).max() > 1e-5
+    np.testing.assert_allclose(run.message.control[0], np.mean(controls, axis=0), rtol=1e-4, atol=1e-9)
+
+
+def test_asynchronous_rounds_go_on_without_an_agent_that_stands_still_and_can_be_replayed(fleet):
+    ticks = {"name": "afedpg", "alpha": 0.5, "beta": 0.05, "m": 30_000, "delays": "none"}
+    wanted = real_fleet.config("ticks", 60, ticks)
+    training = real_fleet.Training(fleet, wanted, deadline=300.0)
+    training.until(5)
+    still = int(call(Kit(fleet.kit("agent-2")).socket, Frame("health"), timeout=60.0).fields["pid"])
+    os.kill(still, signal.SIGSTOP)
+    stopped, before = time.time(), training.progress["round"]
+    try:
+        while training.progress["round"] < min(before + 20, 60):
+            assert training.is_alive(), f"training ended early: {training.error!r}"
+            assert time.time() < stopped + 600, "rounds wait for an agent that stands still"
+            time.sleep(0.02)
+    finally:
+        resumed = time.time()
+        os.kill(still, signal.SIGCONT)
+    run, events = training.result()
+    arrivals = run.provenance["federation"]["arrivals"]
+    assert sorted({k for k, _, _ in arrivals}) == list(range(60)), "a round without a gradient"
+    assert {i for _, i, _ in arrivals} == {0, 1, 2}
+    meanwhile = [e["agents"] for e in events if e["event"] == "round" and stopped < e["time"] < resumed]
+    assert len(meanwhile) >= 10
+    assert sum("agent-2" in agents for agents in meanwhile) <= 2, "what it had sent before"
+    assert len(arrivals) == len({(i, since) for _, i, since in arrivals}), "a gradient counted twice"
+    assert not [event for event in events if event["event"] in ("silent", "refused", "stale")]
+    for ours, again in zip(jax.tree.leaves(run.message), jax.tree.leaves(replay(wanted, arrivals)), strict=True):
+        np.testing.assert_array_equal(ours[0], again)
 
 
 @pytest.mark.parametrize("words", [("worker_process",), ("client_train",)], ids=["job process", "client"])

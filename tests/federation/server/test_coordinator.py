@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import poles
 import pytest
-from in_process_fleet import CONFIG, NAMES, InProcessAgents, ask_honest_agents, new_run, train
+from in_process_fleet import CONFIG, NAMES, InProcessAgents, ask_honest_agents, new_run, silent, train
 from real_fleet import MDPS, config
 
 from perfedrl import privacy
@@ -106,14 +106,6 @@ def failing(*names):
         for name in names:
             answers.frames.pop(name, None)
             answers.failures[name] = "no agent listens"
-
-    return trouble
-
-
-def silent(*names):
-    def trouble(answers):
-        for name in names:
-            del answers.frames[name]
 
     return trouble
 
@@ -330,6 +322,33 @@ def test_a_run_with_the_networks_own_default_has_the_bits_of_its_saved_config(ag
     simulated = simulate(read_config(run.folder / "config.toml"), tmp_path / "simulated")
     np.testing.assert_array_equal(run.message, simulated.message)
     assert not np.array_equal(run.message, simulate(config("default", 3), tmp_path / "simulated").message)
+
+
+def test_a_run_that_starts_from_another_has_the_simulators_bits_and_agents_read_no_file(agents, tmp_path):
+    source = simulate(config("source", 1), tmp_path / "source")
+    wanted = networked(config("warm", 2, start=os.path.relpath(source.folder)))
+    folder, engine = new_run(tmp_path, wanted), InProcessAgents(agents)
+    train(folder, engine)
+    assert tomllib.loads(folder.spec().config)["start"]["path"] == str(source.folder.resolve())
+    run, simulated = load_run(tmp_path / "runs" / wanted.folder), simulate(wanted, tmp_path / "simulated")
+    np.testing.assert_array_equal(run.message, simulated.message)
+    np.testing.assert_allclose(run.history.before[0, 0], source.history.before[0, -1], rtol=1e-6)
+
+
+def test_a_run_that_keeps_its_best_parameters_has_the_simulators_bits(agents, tmp_path):
+    """Steps so long that the first evaluation is the best, which was before a crash; agents personalize from there."""
+    steps = {"name": "fedavg-pg", "alpha": 50.0, "beta": 3.0, "local_steps": 1, "m": 1}
+    wanted = config("best", 4, steps, keep="best", evaluate_every=1)
+    folder = new_run(tmp_path, wanted, personalize=5)
+    with pytest.raises(Crash):
+        train(folder, InProcessAgents(agents, {("update", 3): crash}))
+    train(folder, InProcessAgents(agents))
+    run, simulated = load_run(tmp_path / "runs" / wanted.folder), simulate(wanted, tmp_path / "simulated")
+    np.testing.assert_array_equal(run.params, simulated.params)
+    np.testing.assert_array_equal(run.at_end.params, simulated.at_end.params)
+    assert not np.array_equal(run.params, run.at_end.params)
+    own = [event["before.return"] for event in folder.events() if event["event"] == "personalized"]
+    np.testing.assert_allclose(own, run.history.before[0, 0], rtol=1e-6)
 
 
 def test_agents_of_several_clusters_have_the_simulators_bits_and_none_is_refused(agents, tmp_path):

@@ -3,11 +3,16 @@
 import json
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from perfedrl.errors import UserError
+from perfedrl.experiments.files import read_safetensors
+from perfedrl.federation.frames import digest
+from perfedrl.federation.server import run_folder
 from perfedrl.federation.server.run_folder import RunFolder, RunSpec, ServerCheckpoint, StaleJob, Terms
 
 
@@ -91,6 +96,20 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_is_used(tmp_path)
     folder.save_checkpoint(checkpoint(1), generation)
     damage(folder.checkpoint_path, b"")
     with pytest.raises(UserError, match="is damaged; start the run again with --restart"):
+        folder.load_checkpoint("r", like)
+
+
+def test_a_checkpoint_has_the_counted_rounds_and_one_of_an_earlier_format_is_named_as_such(tmp_path, monkeypatch):
+    folder, like = RunFolder(tmp_path), np.zeros(3, np.float32)
+    generation, saved = folder.next_generation(), replace(checkpoint(6), counted={"agent-0": 5, "agent-2": 1})
+    folder.save_checkpoint(saved, generation)
+    assert folder.load_checkpoint("r", like).counted == saved.counted
+    tensors, metadata = read_safetensors(folder.checkpoint_path)
+    known = [name for name in run_folder.METADATA if name != "counted"]
+    earlier = {name: metadata[name] for name in known} | {"format": "2"}
+    content = digest(tensors, *(earlier[name] for name in known))
+    damage(folder.checkpoint_path, save(tensors, metadata={**earlier, "content": content}))
+    with pytest.raises(UserError, match="written by another version of perfedrl; start again with --restart"):
         folder.load_checkpoint("r", like)
 
 

@@ -11,17 +11,10 @@ from perfedrl.cli.federation import sentence
 from perfedrl.experiments.files import named_leaves
 from perfedrl.federation.frames import Frame, decode, encode
 from perfedrl.federation.server.answers import Answers, largest_return, outlier, unbelievable
+from perfedrl.federation.server.commands import Announce, Fail, Finish, HandOver, Log, Question
 from perfedrl.federation.server.network_config import networked
 from perfedrl.federation.server.run_folder import RunSpec, ServerCheckpoint, Terms
-from perfedrl.federation.server.run_state_machine import (
-    Announce,
-    Fail,
-    Finish,
-    HandOver,
-    Log,
-    Question,
-    RunStateMachine,
-)
+from perfedrl.federation.server.run_state_machine import RunStateMachine
 
 TWO_ROUNDS = config("machine", 2)
 FIRST, SECOND, THIRD = NAMES
@@ -391,7 +384,6 @@ def test_a_restored_gate_has_the_new_terms():
 def test_a_diverged_step_ends_the_run_and_saves_nothing():
     rules = machine()
     state, question = until(rules, "update")
-    weights = rules._weights * np.float32(np.nan)
-    rules.__dict__["_weights"] = weights
+    rules._weights = lambda names: np.full(len(names), np.nan, np.float32)
     _, commands = rules.answered(state, answers(question), 0.0)
     assert commands == [Fail("training diverged in round 0: lower alpha or beta")]

@@ -288,7 +288,7 @@ def test_shortened_uploads_enter_the_median_as_long_as_they_are_taken():
     gate = Gate(None)
     for far in (0.1, 0.1, 0.1, 0.1, 50.0):
         judged(gate, a=far, b=0.1, c=0.1)
-    np.testing.assert_allclose(sorted(gate.snapshot()["lengths"])[-2:], [0.1, 1.0], rtol=1e-3)
+    np.testing.assert_allclose(sorted(gate.snapshot()["lengths"][0])[-2:], [0.1, 1.0], rtol=1e-3)
 
 
 def test_what_is_not_measured_is_not_shortened_and_whole_numbers_stay_whole():
@@ -344,7 +344,29 @@ def test_only_the_last_displacements_count():
         for _ in range(4):
             verdict = judged(gate, a=far, b=far, c=far)
             assert (verdict.refused, verdict.clipped) == ({}, {})
-    assert len(gate.snapshot()["lengths"]) == 10
+    assert [len(known) for known in gate.snapshot()["lengths"]] == [10]
+
+
+def test_only_displacements_of_one_kind_are_compared():
+    """As of gradients and of parameters, in turns: a hundred times longer uploads of the other kind are usual."""
+    gate = Gate(None)
+    for round_ in range(8):
+        kind, far = round_ % 2, (0.1, 10.0)[round_ % 2]
+        uploads = {name: sent(far) for name in "ab"}
+        assert not gate.judge(Expected("run-1", 2, 7, MESSAGE, kind=kind), uploads).clipped
+        gate = Gate.restore(json.loads(json.dumps(gate.snapshot())))
+    verdict = gate.judge(Expected("run-1", 2, 7, MESSAGE, kind=0), {"a": sent(0.1), "b": sent(10.0)})
+    assert verdict.clipped.keys() == {"b"}
+
+
+def test_uploads_that_agents_remember_are_taken_whole_or_not_at_all():
+    gate = Gate(None, strikes=1)
+    expected = Expected("run-1", 2, 7, MESSAGE, whole=True)
+    for _ in range(4):
+        gate.judge(expected, {name: sent(0.1) for name in "abc"})
+    verdict = gate.judge(expected, {"a": sent(0.1), "b": sent(5.0)})
+    assert (verdict.accepted.keys(), verdict.refused.keys(), verdict.clipped) == ({"a"}, {"b"}, {})
+    assert not gate.quarantined, "a long upload is no offence"
 
 
 def test_infinite_displacements_are_rejected():

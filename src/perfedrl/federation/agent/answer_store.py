@@ -1,7 +1,8 @@
 """An agent's store on disk: for each run the last two answers, and the agent's personal state before and after them.
 
-A question that is repeated after an interruption gets the same answer without new trajectories, and a restarted agent
-continues from its last answer. A server that lost its last checkpoint may go back by one answer.
+A question that is repeated after an interruption gets the same answer without new trajectories. Every question says
+which of the agent's uploads the server counted last, and the agent continues from its state after that one. A server
+that lost its last checkpoint may go back by one answer.
 """
 
 import re
@@ -14,16 +15,14 @@ import numpy as np
 
 from perfedrl.errors import UserError
 from perfedrl.experiments.files import make_folder, write_atomically
-from perfedrl.federation.frames import LIMIT, BadFrame, Frame, decode, digest, encode
+from perfedrl.federation.frames import LIMIT, NEVER, BadFrame, Frame, decode, digest, encode
 from perfedrl.federation.private_sockets import reason_of
 from perfedrl.registry import abbreviated
 
-FORMAT = 2
+FORMAT = 3
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-NEVER = -1
-"""The last answered round of a run before the first answer."""
-PARTS = ("upload", "before", "after", "earlier_upload", "earlier_before")
-COUNTS = ("number", "generation", "round", "releases", "answered_for", "earlier_round")
+PARTS = ("upload", "before", "after", "earlier_upload", "earlier_before", "earlier_after")
+COUNTS = ("number", "generation", "round", "since", "releases", "answered_for", "earlier_round", "earlier_since")
 TEXTS = ("digest", "earlier_digest")
 KIND, MOST_BYTES = "memory", 4 * LIMIT
 MOST_ROUNDS = 2**30
@@ -34,14 +33,16 @@ Tensors = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The last answer in a run, the agent's state before and after it, and the answer before it.
+    """The last answer in a run, the agent's state before and after it, and the same of the answer before it.
 
-    `generation` is the latest that the agent has heard of, `answered_for` the one that got the last answer.
+    `since` is the round whose answer led to the state `before`, the last one that the server had counted. `generation`
+    is the latest that the agent has heard of, `answered_for` the one that got the last answer.
     """
 
     number: int
     generation: int
     round: int
+    since: int
     digest: str
     releases: int
     upload: Tensors
@@ -49,9 +50,11 @@ class StoredAnswer:
     after: Tensors
     answered_for: int
     earlier_round: int
+    earlier_since: int
     earlier_digest: str
     earlier_upload: Tensors
     earlier_before: Tensors
+    earlier_after: Tensors
 
     def as_of(self, round_: int) -> "StoredAnswer":
         """The record with which to answer a round: this one, or the one before the last answer.
@@ -63,11 +66,41 @@ class StoredAnswer:
         return replace(
             self,
             round=self.earlier_round,
+            since=self.earlier_since,
             digest=self.earlier_digest,
             upload=self.earlier_upload,
             before=self.earlier_before,
-            after=self.before,
+            after=self.earlier_after,
         )
+
+    def as_earlier(self) -> "StoredAnswer":
+        """The record in which the last answer is the earlier one too, so that a new one can take its place."""
+        return replace(
+            self,
+            earlier_round=self.round,
+            earlier_since=self.since,
+            earlier_digest=self.digest,
+            earlier_upload=self.upload,
+            earlier_before=self.before,
+            earlier_after=self.after,
+        )
+
+    def state_after(self, round_: int) -> Tensors | None:
+        """The agent's state after its answer to a round; None if it is not kept."""
+        known = (self.round, self.after), (self.since, self.before)
+        earlier = (self.earlier_round, self.earlier_after), (self.earlier_since, self.earlier_before)
+        return next((state for known_round, state in (*known, *earlier) if known_round == round_), None)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The last round whose upload the server has counted (`NEVER`: none), from whose state the agent continues.
+
+    `required` if the agent cannot take part without that state, otherwise it continues from its last one.
+    """
+
+    round: int
+    required: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,41 +131,56 @@ class AnswerStore:
         start: Tensors,
         compute: Callable[[Tensors], tuple[Tensors, Tensors]],
         noised: int | None = None,
+        counted: Counted | None = None,
     ) -> Answer:
         """Return the stored upload for a round, or compute it from the agent's state and store it first.
 
         The same round with the same message (the same digest) has the same upload; with another message it is computed
-        again from the state before that round. `noised` is the number of the run's noised uploads so far, as the
-        agent's ledger has it; None if this upload is without noise, which no run with noised uploads may ask for.
+        again. The state is that after the upload that was `counted` last; None: all are counted. `noised` is the number
+        of the run's noised uploads so far, as the agent's ledger has it; None if this upload is without noise, which no
+        run with noised uploads may ask for.
         """
-        record = self.record_for(run, generation, start).as_of(round_)
+        stored = self.record_for(run, generation, start)
+        record = stored.as_of(round_)
         check_round(run, round_, record)
         check_releases(run, record.releases, noised)
         if round_ == record.round and digest == record.digest:
             self.join(run, generation, start)
             return Answer(record.upload, False)
-        before = record.before
-        if round_ > record.round:
-            record = replace(
-                record,
-                earlier_round=record.round,
-                earlier_digest=record.digest,
-                earlier_upload=record.upload,
-                earlier_before=record.before,
-            )
-            before = record.after
+        since, before = self._state(run, stored, round_, counted)
+        record = record.as_earlier() if round_ > record.round else record
         upload, after = compute(before)
-        about: dict[str, Any] = {"round": round_, "digest": digest, "answered_for": generation}
+        about: dict[str, Any] = {"round": round_, "since": since, "digest": digest, "answered_for": generation}
         releases = record.releases + (noised is not None)
         record = replace(record, **about, upload=upload, before=before, after=after, releases=releases)
         self._save(run, record)
         return Answer(upload, True)
 
-    def state(self, run: str, generation: int, round_: int, start: Tensors) -> Tensors:
-        """The agent's state after `round_` rounds."""
-        record = self.record_for(run, generation, start).as_of(round_)
-        check_round(run, round_, record)
-        return record.before if round_ == record.round else record.after
+    def waiting(self, run: str, generation: int, round_: int, counted: Counted) -> StoredAnswer | None:
+        """The last answer, if this job asked for it in an earlier round and has not received it yet."""
+        record = self.record_for(run, generation, {})
+        return record if counted.round < record.round < round_ and record.answered_for == generation else None
+
+    def state(self, run: str, generation: int, round_: int, start: Tensors, counted: Counted | None = None) -> Tensors:
+        """The agent's state after `round_` rounds, that after the upload that was `counted` last."""
+        stored = self.record_for(run, generation, start)
+        check_round(run, round_, stored.as_of(round_))
+        return self._state(run, stored, round_, counted)[1]
+
+    def _state(self, run: str, stored: StoredAnswer, round_: int, counted: Counted | None) -> tuple[int, Tensors]:
+        """The agent's state after the answer that was counted last, and the round of that answer."""
+        if counted is not None:
+            found = stored.state_after(counted.round)
+            if found is not None:
+                return counted.round, found
+            if counted.required:
+                raise UserError(
+                    f"the server counted the agent's upload of round {counted.round}, and {self.path(run)} does not "
+                    "have the state after it, without which this algorithm cannot go on: restore the file, or train "
+                    "again with --restart"
+                )
+        record = stored.as_of(round_)
+        return (record.since, record.before) if round_ == record.round else (record.round, record.after)
 
     def join(self, run: str, generation: int, start: Tensors) -> None:
         """Store a run's generation; jobs of earlier generations are stale from then on."""
@@ -146,9 +194,9 @@ class AnswerStore:
             raise UserError(f"generation must be a whole number >= 0, got {generation}")
         stored = self.stored(run)
         if stored is None:
-            never = {"answered_for": generation, "earlier_round": NEVER, "earlier_digest": ""}
-            empty: dict[str, Any] = {**never, "earlier_upload": {}, "earlier_before": start}
-            return StoredAnswer(self.number, generation, NEVER, "", 0, {}, start, start, **empty)
+            never = {"answered_for": generation, "earlier_round": NEVER, "earlier_since": NEVER, "earlier_digest": ""}
+            empty: dict[str, Any] = {**never, "earlier_upload": {}, "earlier_before": start, "earlier_after": start}
+            return StoredAnswer(self.number, generation, NEVER, NEVER, "", 0, {}, start, start, **empty)
         if generation < stored.generation:
             raise UserError(
                 f"this is a stale job: generation {generation} of {run}, and the agent works for {stored.generation}"
@@ -200,11 +248,10 @@ def parsed(data: bytes, path: Path) -> StoredAnswer:
     try:
         frame = decode(data, MOST_BYTES)
         fields = dict(frame.fields)
-        whole = frame.kind == KIND and fields.pop("content") == digest(
-            frame.tensors, *(fields[name] for name in (*TEXTS, *COUNTS))
-        )
-        counts: dict[str, Any] = {name: int(fields[name]) for name in COUNTS}
+        known = [fields[name] for name in (*TEXTS, *COUNTS) if name in fields]  # earlier formats have fewer
+        whole = frame.kind == KIND and fields.pop("content") == digest(frame.tensors, *known)
         format_ = int(fields["format"])
+        counts: dict[str, Any] = {name: int(fields[name]) for name in COUNTS if name in fields}
     except (BadFrame, KeyError, ValueError) as error:
         raise UserError(damaged) from error
     if not whole:

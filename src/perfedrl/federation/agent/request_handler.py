@@ -1,6 +1,7 @@
 """An agent's answers to the server's requests: one frame in, one frame out, one request at a time."""
 
 import os
+import re
 import resource
 import sys
 import threading
@@ -17,16 +18,17 @@ import numpy as np
 from perfedrl.errors import UserError
 from perfedrl.experiments.build import Privacy
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.agent.answer_store import Answer, AnswerStore
+from perfedrl.federation.agent.answer_store import MOST_ROUNDS, Answer, AnswerStore, Counted
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.privacy_ledger import PrivacyLedger
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
 from perfedrl.federation.environment_report import PLAN_TABLE
-from perfedrl.federation.frames import FAILED_EPISODES, Frame, digest
+from perfedrl.federation.frames import COUNTED, FAILED_EPISODES, NEVER, Frame, digest
 from perfedrl.saved_policies.file import encode as policy_file
 from perfedrl.types import Params
 
 LONGEST_MESSAGE = 1000
+COUNTED_ROUND = re.compile(r"-1|[0-9]{1,10}")
 
 
 class Agent:
@@ -130,9 +132,15 @@ class Agent:
             self.ledger.record(run, clip, noise)  # before the store has the upload
             return named_leaves(upload), named_leaves(after)
 
-        identity = digest(frame.tensors, text(frame, "plan"))
-        noised = self.ledger.noised(run) if noise > 0 else None
-        answer = self.store.answer(run, generation, round_, identity, named_leaves(training.state), compute, noised)
+        counted = self._counted(frame, training)
+        known = () if counted is None else (str(counted.round),)
+        identity = digest(frame.tensors, text(frame, "plan"), *known)
+        noised, start = self.ledger.noised(run) if noise > 0 else None, named_leaves(training.state)
+        if training.algorithm.asynchronous and counted is not None:
+            waiting = self.store.waiting(run, generation, round_, counted)
+            round_ = round_ if waiting is None else waiting.round
+            identity = identity if waiting is None else waiting.digest
+        answer = self.store.answer(run, generation, round_, identity, start, compute, noised, counted)
         spent, seconds = training.trajectories if answer.fresh else 0, time.monotonic() - begun
         about = {"seconds": f"{seconds:.6f}", "trajectories": str(spent)}
         if answer.fresh and training.failed_episodes and table is None:  # noise does not cover the count
@@ -161,7 +169,8 @@ class Agent:
                 "this agent does not report outcomes (tell_outcomes = false, which is the default with [privacy])"
             )
         training, message = self._training(frame)
-        state = self._state(training, run, self.store.state(run, generation, round_, named_leaves(training.state)))
+        start, counted = named_leaves(training.state), self._counted(frame, training)
+        state = self._state(training, run, self.store.state(run, generation, round_, start, counted))
         outcomes = training.evaluate(message, state, round_)
         self.tell(f"measured after {round_} of {training.config.rounds} rounds: {told_of_returns(outcomes)}")
         return Frame("outcomes", {"run": run, "generation": str(generation), "round": str(round_)}, scalars(outcomes))
@@ -175,7 +184,11 @@ class Agent:
         stored = self.store.stored(run)
         if stored is not None and "generation" in frame.fields:
             self.store.record_for(run, count(frame, "generation"), {})  # raises if the generation is stale
-        state = training.state if stored is None else self._state(training, run, stored.after)
+        state = training.state
+        if stored is not None:
+            counted = self._counted(frame, training)
+            found = None if counted is None else stored.state_after(counted.round)
+            state = self._state(training, run, stored.after if found is None else found)
         own, outcomes = training.personalize(message, state, m, draw)
         worse = outcomes.after["return"] < outcomes.before["return"]
         kept = "start" if worse and self.worker.config.keep == "better" else "adapted"
@@ -209,6 +222,16 @@ class Agent:
         """The training that a request's plan describes, and the request's message, which must fit it."""
         training = self.worker.training(text(frame, "plan"))
         return training, unnamed(training.message, dict(frame.tensors), "the message")
+
+    def _counted(self, frame: Frame, training: LocalTraining) -> Counted | None:
+        """The last of this agent's uploads that the server counted, of those of all agents; None if it does not say."""
+        if COUNTED not in frame.fields:
+            return None
+        rounds, number = frame.fields[COUNTED].split(), self.worker.number
+        said = rounds[number] if number < len(rounds) else str(NEVER)
+        if not COUNTED_ROUND.fullmatch(said) or not NEVER <= int(said) < MOST_ROUNDS:
+            raise UserError(f"{COUNTED} must be rounds, or {NEVER} for none, got {said[:40]!r}")
+        return Counted(int(said), training.algorithm.remembers_uploads)
 
     def _state(self, training: LocalTraining, run: str, tensors: Tensors) -> Any:
         return unnamed(training.state, tensors, f"the stored state of {run}")

@@ -29,6 +29,8 @@ PAUSE = 0.002
 CHECK_PERIOD = 0.005
 """Seconds between two checks of the server's open tasks; NVFlare's default of 0.2 is made for long rounds, and a
 controller's own `task_check_period` has no effect in NVFlare 2.9."""
+UPDATE = "update"
+"""The kind of the questions whose late answers are kept."""
 
 
 class Rounds(ModelController):
@@ -40,7 +42,7 @@ class Rounds(ModelController):
     def __init__(self, control: str, generation: int):
         super().__init__(persistor_id="", ignore_result_error=True, task_check_period=CHECK_PERIOD)
         self.control, self.generation = str(control_folder(Path.cwd(), control)), generation
-        self._late: set[str] = set()
+        self._late: dict[str, bytes] = {}
         self._gone: dict[str, str] = {}
         self._heard: dict[str, float] = {}
 
@@ -88,8 +90,8 @@ class Rounds(ModelController):
         """Send a frame to the job's agents and wait for enough answers, or until the deadline (see `AskAgents`)."""
         self._check_abort()
         clients = sorted({client.name for client in self.engine.get_clients()} - without - set(self._gone))
-        late, self._late = self._late, set()
-        answers = Answers(asked=tuple(clients), late=tuple(late))
+        late, self._late = self._late, {}
+        answers = Answers(tuple(clients), late=tuple(late), late_uploads={name: x for name, x in late.items() if x})
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:  # noqa: ARG001
             name, result = client_task.client.name, client_task.result
@@ -119,7 +121,10 @@ class Rounds(ModelController):
         if self.abort_signal.triggered:
             raise StaleJob("the job was stopped")
 
-    def process_result_of_unknown_task(self, client: Any, task_name: str, *rest: Any) -> None:
+    def process_result_of_unknown_task(
+        self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
         """Note an answer that came after its question was closed; the agent has stored it and repeats it when asked."""
-        self._late.add(client.name)
+        upload = result.get(FRAME) if task_name == UPDATE and result.get_return_code() == ReturnCode.OK else None
+        self._late[client.name] = upload if isinstance(upload, bytes) else b""
         self.info(f"{client.name} answered {task_name} too late")

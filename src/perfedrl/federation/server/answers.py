@@ -29,6 +29,8 @@ class Answers:
     failures: dict[str, str] = field(default_factory=dict)
     late: tuple[str, ...] = ()
     """Agents that answered an earlier question after it was closed."""
+    late_uploads: dict[str, bytes] = field(default_factory=dict)
+    """The answers of those agents, where the question was an update."""
 
     @property
     def silent(self) -> set[str]:

@@ -13,22 +13,13 @@ from perfedrl.experiments.provenance import provenance
 from perfedrl.experiments.store import has_run, read_provenance, save_run
 from perfedrl.federation.environment_report import PLAN_TABLE, EnvironmentReport, agents_bring_environments, with_report
 from perfedrl.federation.server.answers import Answers, AskAgents
+from perfedrl.federation.server.asynchronous_rounds import ARRIVALS
+from perfedrl.federation.server.commands import Announce, Command, Fail, Finish, HandOver, Log, Pause, Question, Save
 from perfedrl.federation.server.environment_agreement import settled_report
 from perfedrl.federation.server.network_config import check_uploads, config_of, plan_text
 from perfedrl.federation.server.presenter import Presenter
 from perfedrl.federation.server.run_folder import RunFolder, ServerCheckpoint
-from perfedrl.federation.server.run_state_machine import (
-    Announce,
-    Command,
-    Fail,
-    Finish,
-    HandOver,
-    Log,
-    Pause,
-    Question,
-    RunStateMachine,
-    Save,
-)
+from perfedrl.federation.server.run_state_machine import RunStateMachine
 from perfedrl.own_modules import find_modules_in
 from perfedrl.simulation.observers import Observer, announce
 from perfedrl.simulation.run_state import RunState
@@ -159,20 +150,28 @@ class OpenRun:
         """Write a checkpoint."""
         self.seconds = time.monotonic() - self._began
         state, seed = self.state, self.config.seeds[0]
-        checkpoint = ServerCheckpoint(
-            self.spec.run, seed, state.round, state.server, state.history, state.gate.snapshot(), self.seconds
+        kept = (
+            state.server,
+            state.history,
+            state.gate.snapshot(),
+            self.seconds,
+            dict(state.counted),
+            state.arrivals,
+            state.best,
         )
+        checkpoint = ServerCheckpoint(self.spec.run, seed, state.round, *kept)
         self.folder.save_checkpoint(checkpoint, self.generation)
 
     def _finish(self) -> None:
         """Save the finished run like one that was simulated."""
         federation: dict[str, Any] = {"run": self.spec.run, "agents": list(self.spec.agents)}
         federation |= {} if self.report is None else {PLAN_TABLE: self.report.table()}
+        federation |= {ARRIVALS: self.state.arrivals} if self.state.arrivals else {}
         about = {**provenance(self.seconds), "federation": federation}
-        message = jax.tree.map(lambda x: x[None], self.state.server.message)
+        message, best = (jax.tree.map(lambda x: x[None], x) for x in (self.state.server.message, self.state.best))
         assert self.state.history is not None
         with self.folder.writing(self.generation):
-            save_run(self.runs, self.config, self.state.history, None, message, about)
+            save_run(self.runs, self.config, self.state.history, None, message, about, best)
         self.presenter.log("finished", {"round": self.state.round})
         self._end()
 

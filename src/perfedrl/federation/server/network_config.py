@@ -1,15 +1,18 @@
 """The config of a networked run: an experiment's config with one seed, an aggregation, and nothing for simulators."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 import tomli_w
 
 from perfedrl.algorithms import Algorithm, Robust
 from perfedrl.algorithms.composition import Composition, excludes
+from perfedrl.algorithms.wrapper import same_shape
 from perfedrl.envs import Fleet, played_in_python
 from perfedrl.errors import UserError
 from perfedrl.experiments.build import PLAIN_MEAN, SEES, make_fleet, unwrapped_algorithm, wrap
@@ -50,16 +53,13 @@ def networked(config: Config, seed: int | None = None) -> Config:
         raise UserError("[policy] sees is for simulations only so far; leave it out of a config for real agents")
     if config.attack is not None:
         raise UserError("an [attack] is for simulations; leave it out of a config for real agents")
-    if config.control_variate is not None:
-        raise UserError("a [control_variate] is for simulations only so far; leave it out of a config for real agents")
-    if config.keep != "last" or isinstance(config.start, StartTable):
-        key = "keep" if config.keep != "last" else "the run in start"
-        raise UserError(f"{key} is for simulations only so far; leave it out of a config for real agents")
     table: dict[str, Any] = tomllib.loads(config.to_toml())
     table["seeds"] = [config.seeds[0] if seed is None else seed]
     table["evaluation"] = {key: value for key, value in table["evaluation"].items() if key not in HELD_OUT_SETTINGS}
     if isinstance(table["start"], str):
         table["start"] = table["seeds"][0]
+    if isinstance(table["start"], dict):
+        table["start"]["path"] = str(Path(table["start"]["path"]).resolve())  # the server's job runs in another folder
     derived = validated(Config, table, "config")
     if derived.aggregation is None:
         derived = with_default_aggregation(derived)
@@ -87,6 +87,8 @@ def default_aggregation(config: Config, agents: int) -> tuple[dict[str, Any], st
         why = f"where fewer than {FEWEST_AGENTS} agents take part in a round, no majority outvotes a hostile one"
     elif excludes(Robust, Composition(algorithm, ())):
         why = f"no other aggregation can take the place of the one in {name}"
+    elif config.control_variate is not None:
+        why = "a control variate is the mean of the agents'"
     elif not server_class(algorithm).__module__.startswith("perfedrl."):
         why = f"{name} has a server step of its own, which may need every upload"
     if why is not None:
@@ -119,12 +121,42 @@ def with_plain_mean(config: Config) -> Config:
 
 
 def check_uploads(config: Config) -> None:
-    """Reject algorithms whose uploads a server cannot check against its messages."""
-    if not sends_messages(config.experiment.algorithm, config.experiment.policy):
+    """Reject algorithms whose uploads a server cannot check, since it does not know what they look like."""
+    experiment, name = config.experiment, config.algorithm["name"]
+    if isinstance(config.start, StartTable) and agents_keep_start(config):
         raise UserError(
-            f"uploads of {config.algorithm['name']} differ in structure from its messages, which is not supported over "
-            "a network yet: simulate it, or use fedavg-pg"
+            f"agents of {name} begin with the start parameters, which only the server has: set start to a number"
         )
+    if config.keep == "best" and jax.tree.leaves(jax.eval_shape(lambda: experiment.initial_states(0)[1])):
+        raise UserError(
+            f'agents of {name} have states of their own, which the server cannot keep: leave keep = "best" out'
+        )
+    if experiment.algorithm.asynchronous and experiment.participants < experiment.fleet.agents:
+        raise UserError(f"agents of {name} all work all the time: leave participation out of a config for real agents")
+    if experiment.algorithm.uploads_may_be_empty and not experiment.algorithm.asynchronous:
+        raise UserError(
+            f'agents of {name} with simulated delays send nothing in some rounds: set delays = "none", since agents in '
+            "a network take the time they take"
+        )
+
+    def both() -> Any:
+        message = experiment.initial_states(0)[0].message
+        return experiment.algorithm.unchanged_upload(message), experiment.outlined_client()(jax.random.key(0))[0]
+
+    if not same_shape(*jax.eval_shape(both)):
+        raise UserError(
+            f"uploads of {name} differ in structure from its `unchanged_upload`, with which a server compares them: "
+            "define that member (algorithms/base.py), or simulate it"
+        )
+
+
+def agents_keep_start(config: Config) -> bool:
+    """Whether the first state of an agent holds the parameters that training starts from."""
+    given = config.experiment
+    states = [
+        x.initial_states(x.start_number(config.seeds[0]))[1] for x in (given, replace(given, start=config.seeds[0]))
+    ]
+    return any(not np.array_equal(x, y) for x, y in zip(*map(jax.tree.leaves, states), strict=True))
 
 
 def least_agents(config: Config) -> int:
@@ -133,7 +165,13 @@ def least_agents(config: Config) -> int:
 
 
 def plan_text(config: str, report: EnvironmentReport | None) -> str:
-    """What agents are sent of a run: its config and, where agents bring their environments, the report of these."""
+    """What agents are sent of a run: its config and, where agents bring their environments, the report of these.
+
+    Parameters to start from are the server's: agents see them in its messages, and a plan names no files.
+    """
+    table = tomllib.loads(config)
+    if isinstance(table.get("start"), dict):
+        config = tomli_w.dumps({**table, "start": table["seeds"][0]})
     return config if report is None else f"{config}\n{tomli_w.dumps({PLAN_TABLE: report.table()})}"
 
 
@@ -141,18 +179,6 @@ def trained_config(folder: Path, config: Config) -> Config:
     """The config of a finished run, built on the report of its agents if they brought their environments."""
     reported = read_provenance(folder).get("federation", {}).get(PLAN_TABLE)
     return config if reported is None else with_report(config, checked_report(reported))
-
-
-def sends_messages(algorithm: Algorithm, policy: Any) -> bool:
-    """Whether uploads have the structure of the message, or of a part of it."""
-    if algorithm.uploads_may_be_empty:
-        return False
-
-    def message() -> Any:
-        return algorithm.init(policy.init(jax.random.key(0)))[0].message
-
-    sent, uploaded = jax.eval_shape(message), jax.eval_shape(lambda: algorithm.unchanged_upload(message()))
-    return len({jax.tree.structure(sent), jax.tree.structure(uploaded)}) == 1
 
 
 def config_of(text: str) -> Config:

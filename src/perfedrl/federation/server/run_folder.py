@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ PLAN, FENCE, CHECKPOINT, EARLIER, PROGRESS, EVENTS = (
     "progress.json",
     "events.jsonl",
 )
-CHECKPOINT_FORMAT = "2"
-METADATA = ("format", "run", "seed", "round", "gate", "seconds")
+CHECKPOINT_FORMAT = "3"
+METADATA = ("format", "run", "seed", "round", "gate", "counted", "seconds")
 TRAINED = "trained"
 """The phase in which a job ends after the last round, so that the next job takes in newcomers."""
 
@@ -58,6 +58,7 @@ class Terms:
     A round closes when all expected agents have answered, or at its `deadline` (seconds) if at least `min_agents` have;
     with fewer answers it is repeated for at most `patience` seconds. `factor` and `strikes` are settings of
     `upload_checks.Gate`. At the end every agent personalizes with `personalize` trajectories; 0 skips this step.
+    Uploads of asynchronous agents count if they are at most `staleness` rounds old.
     """
 
     min_agents: int
@@ -66,6 +67,7 @@ class Terms:
     factor: float = 10.0
     strikes: int = 3
     personalize: int = 200
+    staleness: int = 1000
 
     def __post_init__(self) -> None:
         for name, count in (("min_agents", self.min_agents), ("strikes", self.strikes)):
@@ -80,6 +82,8 @@ class Terms:
                 raise UserError(f"{name} must be a finite number > {least:g}, got {value}")
         if self.personalize < 0:
             raise UserError(f"personalize must be a number of trajectories, or 0, got {self.personalize}")
+        if self.staleness < 0:
+            raise UserError(f"staleness must be a number of rounds, or 0, got {self.staleness}")
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,11 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class ServerCheckpoint:
-    """A run after a round. Agents' keys follow from the seed and the round; agents store their own states."""
+    """A run after a round. Agents' keys follow from the seed and the round; agents store their own states.
+
+    `counted` has the last round whose upload is part of `server`, for each agent that has such a round. `arrivals` are
+    those of `asynchronous_rounds`, `best` is the message of the best evaluation, if the run keeps it.
+    """
 
     run: str
     seed: int
@@ -112,6 +120,9 @@ class ServerCheckpoint:
     history: History | None
     gate: dict[str, Any]
     seconds: float
+    counted: dict[str, int] = field(default_factory=dict)
+    arrivals: tuple[tuple[int, int, int], ...] = ()
+    best: PyTree | None = None
 
 
 class RunFolder:
@@ -196,11 +207,15 @@ class RunFolder:
         """Replace the checkpoint atomically and keep the last one; a failed write leaves both intact."""
         leaves = jax.tree.leaves(checkpoint.server)
         tensors = {f"server.{i}": np.asarray(leaf, order="C") for i, leaf in enumerate(leaves)}
+        if checkpoint.best is not None:
+            tensors |= {f"best.{i}": np.asarray(x, order="C") for i, x in enumerate(jax.tree.leaves(checkpoint.best))}
+        if checkpoint.arrivals:
+            tensors["arrivals"] = np.asarray(checkpoint.arrivals, np.int32)
         if checkpoint.history is not None:
             arrays = checkpoint.history.arrays().items()
             tensors |= {f"history.{name}": np.ascontiguousarray(x) for name, x in arrays}
-        round_, gate = str(checkpoint.round), json.dumps(checkpoint.gate)
-        values = CHECKPOINT_FORMAT, checkpoint.run, str(checkpoint.seed), round_, gate, repr(checkpoint.seconds)
+        texts = (checkpoint.run, *map(json.dumps, (checkpoint.seed, checkpoint.round)))
+        values = CHECKPOINT_FORMAT, *texts, *map(json.dumps, (checkpoint.gate, checkpoint.counted, checkpoint.seconds))
         metadata = dict(zip(METADATA, values, strict=True), content=digest(tensors, *values))
         with self.writing(generation):
             try:
@@ -249,13 +264,14 @@ class RunFolder:
             content = metadata.pop("content", None)
             if content is None and metadata["format"] < CHECKPOINT_FORMAT:  # of a version without digests
                 raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
-            if content != digest(tensors, *(metadata[name] for name in METADATA)):
+            if content != digest(tensors, *(metadata[name] for name in METADATA if name in metadata)):
                 raise DamagedCheckpoint(f"{path} is damaged; start the run again with --restart")
             if metadata["format"] != CHECKPOINT_FORMAT:
                 raise UserError(f"{path} was written by another version of perfedrl; start again with --restart")
             leaves = [tensors[f"server.{i}"] for i in range(len(jax.tree.leaves(like)))]
             arrays = {name.removeprefix("history."): x for name, x in tensors.items() if name.startswith("history.")}
-            gate = json.loads(metadata["gate"])
+            arrivals = tuple(map(tuple, tensors.get("arrivals", np.zeros((0, 3), int)).tolist()))
+            gate, counted = json.loads(metadata["gate"]), json.loads(metadata["counted"])
             seed, round_, seconds = int(metadata["seed"]), int(metadata["round"]), float(metadata["seconds"])
         except (KeyError, ValueError) as error:
             if isinstance(error, UserError):
@@ -266,7 +282,11 @@ class RunFolder:
         if metadata["run"] != run:
             raise UserError(f"{path} is of another run, {metadata['run']}; start again with --restart")
         server = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return ServerCheckpoint(run, seed, round_, server, History.of(arrays) if arrays else None, gate, seconds)
+        history = History.of(arrays) if arrays else None
+        best = None
+        if "best.0" in tensors:
+            best = jax.tree.map(lambda x: tensors[f"best.{x}"], numbered(server.message))
+        return ServerCheckpoint(run, seed, round_, server, history, gate, seconds, counted, arrivals, best)
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""
@@ -329,6 +349,12 @@ class RunFolder:
         """The current status; empty before the first job."""
         path = self.path / PROGRESS
         return (_parse(path.read_bytes()) or {}) if path.exists() else {}
+
+
+def numbered(tree: PyTree) -> PyTree:
+    """A tree with the numbers of its leaves as leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, range(len(leaves)))
 
 
 def _replace(path: Path, content: Any, durable: bool = False) -> None:

@@ -5,7 +5,7 @@ The only program that is compiled here is the algorithm's own server step.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.frames import Frame, encode
+from perfedrl.federation.frames import COUNTED, NEVER, Frame, encode
 from perfedrl.federation.server.answers import (
     Answers,
     epsilon_in,
@@ -31,80 +31,15 @@ from perfedrl.federation.server.answers import (
     outlier,
     unbelievable,
 )
+from perfedrl.federation.server.asynchronous_rounds import Arrival, round_in, uploads_by_round
+from perfedrl.federation.server.commands import Announce, Command, Fail, Finish, HandOver, Log, Pause, Question, Save
 from perfedrl.federation.server.opposition import ROUNDS_IN_A_ROW, alignments, counted, opposing
 from perfedrl.federation.server.run_folder import TRAINED, RunSpec, ServerCheckpoint
 from perfedrl.federation.server.upload_bound import hard_bound
-from perfedrl.federation.server.upload_checks import Expected, Gate
+from perfedrl.federation.server.upload_checks import Expected, Gate, UploadVerdict
+from perfedrl.simulation.best_state import best_evaluation
 from perfedrl.simulation.history import History
 from perfedrl.simulation.keys import draw_participants
-
-# --- commands -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Question:
-    """Ask all agents but `without`. `needed` answers close it once everybody in `waited_for` has answered or failed.
-
-    Answers of agents in `uncounted`, which do not train, are not among the `needed` ones.
-    """
-
-    kind: str
-    round: int
-    frame: bytes
-    without: frozenset[str]
-    waited_for: frozenset[str]
-    needed: int
-    uncounted: frozenset[str] = frozenset()
-
-    def enough(self, answers: Answers) -> bool:
-        """Whether the question can be closed before its deadline."""
-        answered = set(answers.frames) | set(answers.failures)
-        counted = set(answers.frames) - self.uncounted
-        return len(counted) >= self.needed and self.waited_for & set(answers.asked) <= answered
-
-
-@dataclass(frozen=True)
-class Log:
-    """Append an event to the run's log."""
-
-    event: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Save:
-    """Write a checkpoint of the new state."""
-
-
-@dataclass(frozen=True)
-class Announce:
-    """Report the new state to the observers."""
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Wait a moment before the next question, which repeats the last one."""
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """End the job after the last round: the next job takes in newcomers, and everybody personalizes."""
-
-
-@dataclass(frozen=True)
-class Finish:
-    """Save the finished run."""
-
-
-@dataclass(frozen=True)
-class Fail:
-    """End the job with an error."""
-
-    reason: str
-
-
-Command = Question | Log | Save | Announce | Pause | HandOver | Finish | Fail
-
 
 # --- state --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +51,11 @@ class CoordinatorState:
     `lost` agents were silent when last asked, and are not waited for until they answer; `failing` agents reported a
     failure. Of the open question, `accepted` holds the answers taken so far, and `settled` the agents that are not
     asked again: those that sit the round out, and those whose answer was rejected. The job began at round `began`;
-    `opposed` counts since then the rounds in a row in which an agent's upload pointed against all others.
+    `opposed` counts since then the rounds in a row in which an agent's upload pointed against all others. `counted` has
+    the last round whose upload entered the server's state, for each agent that has such a round; of asynchronous
+    agents, the last that was received. `since` has the rounds of the `accepted` uploads, and `arrivals` those of all
+    uploads of asynchronous agents that entered the server's state. `best` is the message of the best evaluation, if the
+    run keeps it.
     """
 
     round: int
@@ -133,6 +72,10 @@ class CoordinatorState:
     question: Question | None = None
     began: int = 0
     opposed: Mapping[str, int] = field(default_factory=dict)
+    counted: Mapping[str, int] = field(default_factory=dict)
+    since: Mapping[str, int] = field(default_factory=dict)
+    arrivals: tuple[Arrival, ...] = ()
+    best: PyTree | None = None
 
 
 Transition = tuple[CoordinatorState, list[Command]]
@@ -178,7 +121,13 @@ class RunStateMachine:
             released = self.spec.released if self.generation == self.spec.since else ()
             for name in set(released) & set(gate.quarantined):
                 gate.release(name)
-            state = CoordinatorState(saved.round, saved.server, saved.history, gate, began=saved.round)
+            state = CoordinatorState(
+                *(saved.round, saved.server, saved.history, gate),
+                began=saved.round,
+                counted=saved.counted,
+                arrivals=tuple(Arrival(*x) for x in saved.arrivals),
+                best=saved.best,
+            )
         started = Log("start", {"generation": self.generation, "round": state.round})
         state, question = self._enter(state, "prepare")
         return state, [started, question]
@@ -186,6 +135,7 @@ class RunStateMachine:
     def answered(self, state: CoordinatorState, answers: Answers, waited: float) -> Transition:
         """Process the answers to the open question, `waited` seconds after it was asked for the first time."""
         state, commands = self._note_agents(state, answers)
+        known = state.counted
         state, refused, told = self._take(state, answers)
         commands += told
         errors = of_kind(answers, "error")[0] if refused else {}
@@ -201,6 +151,9 @@ class RunStateMachine:
         if len(possible) < state.needed or (waited > self.terms.patience and not hopeful):
             reason = self._too_few(state, {**answers.failures, **refused})
             return state, [*commands, Fail(reason)]
+        if state.counted != known:  # asynchronous agents whose uploads were of no use begin anew
+            state, question = self._ask(state)
+            return state, [*commands, question]
         if not hopeful:
             repeated = {"round": state.round, "task": state.phase, "agents": sorted(state.accepted)}
             commands.append(Log("repeated", repeated))
@@ -210,26 +163,39 @@ class RunStateMachine:
     # --- questions
 
     def frame(self, state: CoordinatorState, kind: str, **fields: Any) -> bytes:
-        """The encoded question of one kind: the run, its config, and the server's message."""
-        about = {"run": self.spec.run, "generation": self.generation, "round": state.round, **fields}
+        """The encoded question of one kind: the run, its config, the server's message, and whose uploads it counts.
+
+        An agent learns from `counted`, the last counted rounds in the agents' order, from which of its states to go on.
+        """
+        counted = " ".join(str(state.counted.get(name, NEVER)) for name in self.names)
+        about = {"run": self.spec.run, "generation": self.generation, "round": state.round, COUNTED: counted, **fields}
         texts = {name: str(value) for name, value in about.items()}
-        return encode(Frame(kind, {**texts, "plan": self.plan}, named_leaves(state.server.message)))
+        kept = kind == "personalize" and state.best is not None
+        message = state.best if kept else state.server.message
+        return encode(Frame(kind, {**texts, "plan": self.plan}, named_leaves(message)))
 
     def _enter(self, state: CoordinatorState, phase: str) -> tuple[CoordinatorState, Question]:
         """Open the first question of a phase; an update is asked of the agents that are drawn for the round."""
         absent = frozenset(self.names) - self._drawn(state) if phase == "update" else frozenset()
-        needed = min(self.terms.min_agents, len(self.names) - len(absent))
-        return self._ask(replace(state, phase=phase, accepted={}, settled=absent, needed=needed))
+        least = 1 if self._waits_for_nobody(phase) else self.terms.min_agents
+        needed = min(least, len(self.names) - len(absent))
+        return self._ask(replace(state, phase=phase, accepted={}, since={}, settled=absent, needed=needed))
+
+    def _waits_for_nobody(self, phase: str) -> bool:
+        """Whether a question closes with its first answer: an update of asynchronous agents."""
+        return phase == "update" and self.experiment.algorithm.asynchronous
 
     def _ask(self, state: CoordinatorState) -> tuple[CoordinatorState, Question]:
         """Ask everybody who is neither done nor in quarantine; agents that were silent before are not waited for."""
         fields = {"m": self.terms.personalize, "draw": 0} if state.phase == "personalize" else {}
         without = frozenset(state.accepted) | state.settled | set(state.gate.quarantined)
         without |= frozenset() if state.phase == "personalize" else frozenset(self.spec.newcomers)
-        waited_for = frozenset((*self.names, *self.spec.newcomers)) - without - state.lost
+        nobody = self._waits_for_nobody(state.phase)
+        waited_for = frozenset(() if nobody else (*self.names, *self.spec.newcomers)) - without - state.lost
         frame = self.frame(state, state.phase, **fields)
         needed, uncounted = state.needed - self._came(state), frozenset(self.spec.newcomers)
-        question = Question(state.phase, state.round, frame, without, waited_for, needed, uncounted)
+        received = state.counted if nobody else None
+        question = Question(state.phase, state.round, frame, without, waited_for, needed, uncounted, received)
         return replace(state, question=question), question
 
     def _came(self, state: CoordinatorState) -> int:
@@ -247,7 +213,8 @@ class RunStateMachine:
         """Update which agents are lost or failing, and log those whose status changed."""
         known, about = set(answers.frames), {"round": state.round, "task": state.phase}
         failed = sorted(set(answers.failures) - state.failing)
-        silent = sorted(answers.silent - state.lost)
+        at_work = self._waits_for_nobody(state.phase)
+        silent = [] if at_work else sorted(answers.silent - state.lost)
         back = sorted((state.lost | state.failing) & known)
         commands: list[Command] = [
             *(Log("failure", {"agent": name, **about, "reason": answers.failures[name]}) for name in failed),
@@ -255,7 +222,7 @@ class RunStateMachine:
             *(Log("back", {"agent": name, **about}) for name in back),
         ]
         failing = (state.failing | set(answers.failures)) - known
-        lost = (state.lost | answers.silent) - known - set(answers.failures) - set(answers.late)
+        lost = (state.lost | set(silent)) - known - set(answers.failures) - set(answers.late)
         return replace(state, failing=frozenset(failing), lost=frozenset(lost)), commands
 
     def _take(
@@ -274,9 +241,53 @@ class RunStateMachine:
         self, state: CoordinatorState, answers: Answers
     ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
         """Check the uploads of the agents drawn for this round; the gate's record of them is part of the state."""
-        expected = self._expected(state)
         drawn, gate = self._drawn(state), copy.deepcopy(state.gate)
-        verdict = gate.judge(expected, {name: data for name, data in answers.frames.items() if name in drawn})
+        if self._waits_for_nobody(state.phase):
+            return self._take_arrivals(replace(state, gate=gate), answers)
+        uploads = {name: data for name, data in answers.frames.items() if name in drawn}
+        verdict = gate.judge(self._expected(state, state.round), uploads)
+        state = replace(state, gate=gate)
+        return self._take_accepted(state, verdict, uploads, dict.fromkeys(verdict.accepted, state.round))
+
+    def _take_arrivals(
+        self, state: CoordinatorState, answers: Answers
+    ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
+        """Check the uploads of asynchronous agents that arrived; those that are too old are left out, without blame.
+
+        Whatever becomes of an upload, it was received, and its agent begins a new one; an error is no upload.
+        """
+        both = {**answers.late_uploads, **answers.frames}
+        ours = {name: data for name, data in both.items() if name in self.names}
+        arrived = uploads_by_round(ours, state.counted, state.round)
+        refused, since = dict[str, str](), dict[str, int]()
+        commands: list[Command] = []
+        for round_, uploads in arrived.items():
+            since |= {name: round_ for name, data in uploads.items() if round_in(data) == round_}
+            if round_ < state.round - self.terms.staleness:
+                commands += [Log("stale", {"agent": x, "round": state.round, "since": round_}) for x in sorted(uploads)]
+                continue
+            verdict = state.gate.judge(self._expected(state, round_), uploads)
+            state, reasons, told = self._take_accepted(state, verdict, uploads, dict.fromkeys(verdict.accepted, round_))
+            refused |= reasons
+            commands += told
+        return replace(state, counted={**state.counted, **since}), refused, commands
+
+    def _expected(self, state: CoordinatorState, round_: int) -> Expected:
+        """What an upload must look like that was computed from the message of a round."""
+        algorithm = self.experiment.algorithm
+        unchanged = algorithm.unchanged_upload(state.server.message)
+        measured, kind = frozenset(named_leaves(algorithm.measured_part(unchanged))), round_ % algorithm.upload_cycle
+        whole = algorithm.remembers_uploads or algorithm.asynchronous  # else agents, or a replay, would not know of it
+        return Expected(self.spec.run, self.generation, round_, named_leaves(unchanged), measured, kind, whole)
+
+    def _take_accepted(
+        self,
+        state: CoordinatorState,
+        verdict: UploadVerdict,
+        uploads: Mapping[str, bytes],
+        since: Mapping[str, int],
+    ) -> tuple[CoordinatorState, dict[str, str], list[Command]]:
+        """Add the accepted uploads to the state; return the reasons of the rejections and what to log."""
         commands: list[Command] = [
             Log("refused", {"agent": name, "round": state.round, "reason": reason})
             for name, reason in sorted(verdict.refused.items())
@@ -286,22 +297,15 @@ class RunStateMachine:
             for name, factor in sorted(verdict.clipped.items())
         ]
         commands += [Log("quarantined", {"agent": name, "round": state.round}) for name in verdict.quarantined]
-        failed = {name: failed_episodes_in(answers.frames[name]) for name in sorted(verdict.accepted)}
+        failed = {name: failed_episodes_in(uploads[name]) for name in sorted(verdict.accepted)}
         commands += [
             Log("failed episodes", {"agent": name, "round": state.round, "count": n}) for name, n in failed.items() if n
         ]
         epsilon = state.epsilon
         if self.config.privacy is not None:
-            epsilon = largest_epsilon((answers.frames[name] for name in verdict.accepted), epsilon)
-        accepted = {**state.accepted, **verdict.accepted}
-        return replace(state, gate=gate, epsilon=epsilon, accepted=accepted), verdict.refused, commands
-
-    def _expected(self, state: CoordinatorState) -> Expected:
-        """What an upload of this round must be."""
-        algorithm = self.experiment.algorithm
-        unchanged = algorithm.unchanged_upload(state.server.message)
-        measured = frozenset(named_leaves(algorithm.measured_part(unchanged)))
-        return Expected(self.spec.run, self.generation, state.round, named_leaves(unchanged), measured)
+            epsilon = largest_epsilon((uploads[name] for name in verdict.accepted), epsilon)
+        accepted, since = {**state.accepted, **verdict.accepted}, {**state.since, **since}
+        return replace(state, epsilon=epsilon, accepted=accepted, since=since), verdict.refused, commands
 
     def _too_few(self, state: CoordinatorState, why: Mapping[str, str]) -> str:
         """The error for a question that too few agents answered."""
@@ -354,11 +358,9 @@ class RunStateMachine:
     def _aggregate(self, state: CoordinatorState, answers: Answers) -> Transition:
         """Take the server's step with the accepted uploads, in the fleet's order."""
         accepted_names = [name for name in self.names if name in state.accepted]
-        tree, leaves = jax.tree.structure(state.server.message), list(named_leaves(state.server.message))
-        stacked = [np.stack([state.accepted[name][leaf] for name in accepted_names]) for leaf in leaves]
-        weights = self._weights[[self.names.index(name) for name in accepted_names]]
-        uploads = jax.tree.unflatten(tree, stacked)
-        server = jax.tree.map(np.asarray, self._step(state.server, uploads, weights))
+        everybody = self.experiment.algorithm.asynchronous
+        uploads, names = self._stacked(state), self.names if everybody else accepted_names
+        server = jax.tree.map(np.asarray, self._step(state.server, uploads, self._weights(names)))
         if not all(np.isfinite(x).all() for x in jax.tree.leaves(server)):
             raise UserError(f"training diverged in round {state.round}: lower alpha or beta")
         assert state.question is not None
@@ -368,29 +370,49 @@ class RunStateMachine:
         opposed = self._opposed(state, accepted_names)
         newly = [name for name, count in opposed.items() if ROUNDS_IN_A_ROW == count > state.opposed.get(name, 0)]
         warnings = [Log("opposing", {"agent": name, "round": state.round, "rounds": ROUNDS_IN_A_ROW}) for name in newly]
-        state = replace(state, server=server, round=state.round + 1, opposed=opposed)
+        about |= {"since": [state.since[name] for name in accepted_names]} if everybody else {}
+        now = [Arrival(state.round, i, state.since[x]) for i, x in enumerate(self.names) if x in state.since]
+        arrivals = (*state.arrivals, *now) if everybody else ()
+        received = {**state.counted, **state.since}
+        after = {"server": server, "round": state.round + 1, "counted": received, "arrivals": arrivals}
+        state = replace(state, **after, opposed=opposed)
         announced = () if self.evaluation_due(state) else (Announce(),)  # else the evaluation announces the round
         return state, [Save(), Log("round", about), *warnings, *announced]
 
     def _opposed(self, state: CoordinatorState, names: list[str]) -> dict[str, int]:
         """The rounds in a row, up to this one, in which agents' uploads pointed against all others."""
-        expected = self._expected(state)
+        expected = self._expected(state, state.round)
         moved = [
             np.stack([state.accepted[name][leaf] for name in names]) - x
             for leaf, x in expected.measured_part(expected.tensors).items()
         ]
         return counted(state.opposed, names, opposing(alignments(moved)))
 
-    def _step(self, server: PyTree, uploads: PyTree, weights: np.ndarray) -> PyTree:
+    def _stacked(self, state: CoordinatorState) -> PyTree:
+        """The accepted uploads, stacked in the fleet's order; zeros for asynchronous agents that are still at work."""
+        algorithm = self.experiment.algorithm
+        unchanged = algorithm.unchanged_upload(state.server.message)
+        structure, leaves = jax.tree.structure(unchanged), named_leaves(unchanged)
+
+        def upload(name: str) -> PyTree:
+            tree = jax.tree.unflatten(structure, [state.accepted[name][leaf] for leaf in leaves])
+            return algorithm.received(tree, state.since[name]) if algorithm.asynchronous else tree
+
+        nothing = jax.tree.map(np.zeros_like, unchanged)
+        names = [name for name in self.names if name in state.accepted or algorithm.asynchronous]
+        uploads = [upload(name) if name in state.accepted else nothing for name in names]
+        return jax.tree.map(lambda *xs: np.stack(xs), *uploads)
+
+    def _step(self, server: PyTree, uploads: PyTree, weights: np.ndarray | None) -> PyTree:
         """The algorithm's step on the server, compiled where the simulator compiles it: then the bits are the same."""
         if self.experiment.fleet.traceable:
-            return _server(self.experiment.algorithm, server, uploads, weights)
-        return self.experiment.algorithm.server(*jax.tree.map(jnp.asarray, (server, uploads, weights)))
+            return server_step(self.experiment.algorithm, server, uploads, weights)
+        return _server_step(self.experiment.algorithm, *jax.tree.map(jnp.asarray, (server, uploads, weights)))
 
-    @cached_property
-    def _weights(self) -> np.ndarray:
+    def _weights(self, names: Sequence[str]) -> np.ndarray | None:
+        """The weights of some agents; None if all are equal."""
         weights = self.experiment.weights
-        return np.asarray(np.ones(len(self.names)) if weights is None else weights, np.float32)
+        return None if weights is None else np.asarray(weights, np.float32)[[self.names.index(name) for name in names]]
 
     def _evaluate(self, state: CoordinatorState) -> tuple[CoordinatorState, list[Command]]:
         """Add the agents' outcomes before and after their own adaptation to the history; agents may decline.
@@ -402,11 +424,19 @@ class RunStateMachine:
         false = {name: why for name, said in found.items() if said and (why := unbelievable(said, limit))}
         reported = {name: said for name, said in found.items() if said is not None and name not in false}
         now = history_of(reported, self.names, state.round, self.experiment, self.config.seeds)
+        if self.experiment.algorithm.asynchronous:  # agents have worked for so many rounds on average
+            worked = len(state.arrivals) / len(self.names)
+            costs = self.experiment.algorithm.trajectories_per_round, self.experiment.bytes_per_round
+            trajectories, sent = (np.asarray([round(worked * cost)]) for cost in costs)
+            now = replace(now, trajectories=trajectories, bytes=sent)
         far = outlier(dict(zip(self.names, now.after[0, 0].tolist(), strict=True))) if now.after.size else None
         logs = [Log("false outcomes", {"agent": x, "round": state.round, "reason": why}) for x, why in false.items()]
         logs += [] if far is None else [Log("outlier", {"agent": far, "round": state.round})]
         history = now if state.history is None else state.history.extend(now)
-        return replace(state, history=history), [*logs, Save(), Announce()]
+        best = state.best
+        if self.config.keep == "best" and best_evaluation(history)[0] == len(history.rounds) - 1:
+            best = state.server.message
+        return replace(state, history=history, best=best), [*logs, Save(), Announce()]
 
     def _personalized(self, state: CoordinatorState) -> list[Command]:
         """Log the outcomes of each agent's own policy, which stays with the agent, and why others have none."""
@@ -427,7 +457,9 @@ def largest_epsilon(frames: Iterable[bytes], otherwise: float | None) -> float |
 
 
 def _server_step(algorithm: Any, state: PyTree, uploads: PyTree, weights: Any) -> PyTree:
-    return algorithm.server(state, uploads, weights)
+    """The server's step; equal weights are constants of the compiled program, as in the simulator."""
+    count = len(jax.tree.leaves(uploads)[0])
+    return algorithm.server(state, uploads, jnp.ones(count) if weights is None else weights)
 
 
-_server = jit(_server_step)
+server_step = jit(_server_step)

@@ -39,7 +39,8 @@ class Expected:
     """The run, generation and round that an upload must name, and the tensors whose names, shapes and types it has.
 
     `tensors` is the upload of an agent that learned nothing, by leaf name; `measured` are the names of those whose
-    distance from it is limited, None for all.
+    distance from it is limited, None for all. Only distances of one `kind` are compared with each other. With `whole`,
+    uploads are not shortened: those that would be are left out, without a strike.
     """
 
     run: str
@@ -47,6 +48,8 @@ class Expected:
     round: int
     tensors: Mapping[str, np.ndarray]
     measured: Collection[str] | None = None
+    kind: int = 0
+    whole: bool = False
 
     def measured_part(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors whose distance is limited."""
@@ -163,12 +166,12 @@ class Gate:
     is no offence. An upload is *rejected*, with a strike, if it cannot be honest or is absurd: if it cannot be read, is
     not finite, is beyond the proven `bound` (`upload_bound.hard_bound`), or 100 times beyond the limit for clipping.
 
-    The usual displacement is the median of the last `window` ones, each as long as it was taken; while there are fewer
-    than ten of these, the round's own count as well. With fewer than three there is no median: nothing is clipped, and
-    uploads that are absurd compared to the message's length are rejected. Displacements up to `floor` always pass and
-    do not enter the median: if most agents found no reward and did not move, those that did are no outliers. If more
-    than two thirds of a round are too far, the fleet has changed rather than an agent: then the round's own median
-    counts, and the past is dropped.
+    The usual displacement is the median of the last `window` ones of its kind, each as long as it was taken; while
+    there are fewer than ten of these, the round's own count as well. With fewer than three there is no median: nothing
+    is clipped, and uploads that are absurd compared to the message's length are rejected. Displacements up to `floor`
+    always pass and do not enter the median: if most agents found no reward and did not move, those that did are no
+    outliers. If more than two thirds of a round are too far, the fleet has changed rather than an agent: then the
+    round's own median counts, and the past is dropped.
 
     The rule assumes that most agents that move are honest. Two colluding agents of three determine the median from the
     start: far uploads of theirs pass, or near ones get the honest agent clipped. Later the past counts against them,
@@ -193,7 +196,7 @@ class Gate:
             if not isinstance(count, int) or isinstance(count, bool) or count < least:
                 raise UserError(f"the gate's {name} must be an integer >= {least}, got {abbreviated(count)}")
         self.bound, self.factor, self.strikes, self.window, self.floor = bound, factor, strikes, window, floor
-        self._lengths: deque[float] = deque(maxlen=window)
+        self._lengths: dict[int, deque[float]] = {}
         self._counts: dict[str, int] = {}
         self._quarantined: set[str] = set()
 
@@ -212,7 +215,8 @@ class Gate:
                     blamed.append(name)
         start, clipped = expected.measured_part(expected.tensors), {}
         lengths = {name: displacement(expected.measured_part(x), start) for name, x in read.items()}
-        limits = self._limits(list(lengths.values()), start)
+        past = self._lengths.setdefault(expected.kind, deque(maxlen=self.window))
+        limits = self._limits(list(lengths.values()), past, start)
         for name, far in lengths.items():
             if far > limits.rejection or math.isinf(far):
                 refused[name] = (
@@ -220,19 +224,24 @@ class Gate:
                 )
                 blamed.append(name)
                 del read[name]
+            elif far > limits.clipping and expected.whole:
+                refused[name] = (
+                    f"the upload is {far:.3g} from the message, and cannot be shortened to {limits.clipping:.3g}"
+                )
+                del read[name]
             elif far > limits.clipping:
                 clipped[name] = far / limits.clipping
                 read[name] |= shortened(expected.measured_part(read[name]), start, limits.clipping / far)
-        self._lengths.extend(min(lengths[name], limits.clipping) for name in read if lengths[name] > self.floor)
+        past.extend(min(lengths[name], limits.clipping) for name in read if lengths[name] > self.floor)
         out = self._count_strikes(read.keys() - clipped.keys(), blamed)
         return UploadVerdict(read, dict(sorted(refused.items())), out, clipped)
 
-    def _limits(self, lengths: list[float], message: Mapping[str, np.ndarray]) -> UploadLimits:
+    def _limits(self, lengths: list[float], past: deque[float], message: Mapping[str, np.ndarray]) -> UploadLimits:
         """The displacements from which on this round's uploads are shortened and rejected."""
         size = length(message.values())
         # Parameters are rounded at every step, by at most a share of their own size.
         hard = math.inf if self.bound is None else self.bound + ROUNDING * size
-        usual = self._usual(lengths)
+        usual = self._usual(lengths, past)
         if usual is None:
             clipping, absurd = math.inf, ABSURD * self.factor * (1 + size)
             rule = "relative to the message's own length"
@@ -243,19 +252,19 @@ class Gate:
             return UploadLimits(clipping, max(hard, self.floor), "the proven bound")
         return UploadLimits(clipping, absurd, rule)
 
-    def _usual(self, lengths: list[float]) -> float | None:
+    def _usual(self, lengths: list[float], past: deque[float]) -> float | None:
         """The median displacement of the past, with the round's own while the past is short.
 
         None with too few displacements.
         """
         moved = [x for x in lengths if self.floor < x < math.inf]
-        known = [*self._lengths, *(moved if len(self._lengths) < ENOUGH else ())]
+        known = [*past, *(moved if len(past) < ENOUGH else ())]
         if len(known) < FEWEST:
             return None
         usual = median_high(known)
         too_far = sum(x > self.factor * usual for x in moved)
         if too_far >= FEWEST and 3 * too_far > 2 * len(lengths):
-            self._lengths.clear()
+            past.clear()
             usual = median_high(moved)
         return usual
 
@@ -286,7 +295,8 @@ class Gate:
         """The settings and the record of past rounds, as JSON values."""
         settings = {"bound": self.bound, "factor": self.factor, "strikes": self.strikes}
         settings |= {"window": self.window, "floor": self.floor}
-        past = {"lengths": list(self._lengths), "counts": dict(sorted(self._counts.items()))}
+        lengths = [list(self._lengths.get(kind, ())) for kind in range(max(self._lengths, default=0) + 1)]
+        past = {"lengths": lengths, "counts": dict(sorted(self._counts.items()))}
         return {**settings, **past, "quarantined": list(self.quarantined)}
 
     @classmethod
@@ -296,7 +306,9 @@ class Gate:
         try:
             lengths, counts, out = (settings.pop(key) for key in ("lengths", "counts", "quarantined"))
             gate = cls(**settings)
-            gate._lengths.extend(float(x) for x in lengths if gate.floor < x < math.inf)
+            for kind, known in enumerate(lengths):
+                valid = (float(x) for x in known if gate.floor < x < math.inf)
+                gate._lengths[kind] = deque(valid, gate.window)
             gate._counts.update({str(name): int(count) for name, count in counts.items()})
             gate._quarantined.update(map(str, out))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
