@@ -14,7 +14,7 @@ from perfedrl.federation.server.answers import LONGEST_COUNT
 ARRIVALS = "arrivals"
 
 
-class Arrival(NamedTuple):
+class UploadArrival(NamedTuple):
     """An upload that entered the server's state in a round: the agent's number, and the round of its message."""
 
     round: int

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from perfedrl.errors import UserError
 from perfedrl.experiments.config import Config
 from perfedrl.federation.agent.local_computation import side_by_side, train
-from perfedrl.federation.server.asynchronous_rounds import Arrival
+from perfedrl.federation.server.asynchronous_rounds import UploadArrival
 from perfedrl.federation.server.run_state_machine import server_step
 from perfedrl.simulation.compiled import measure_replicas
 from perfedrl.simulation.simulator import Simulation
@@ -26,7 +26,7 @@ def replay(config: Config, arrivals: Iterable[Sequence[int]]) -> PyTree:
     if not algorithm.asynchronous or not fleet.traceable:
         raise UserError("expected a run of asynchronous agents that JAX can trace; others cannot be replayed")
     arrived: dict[int, dict[int, int]] = {}
-    for round_, agent, since in map(Arrival._make, arrivals):
+    for round_, agent, since in map(UploadArrival._make, arrivals):
         arrived.setdefault(round_, {})[agent] = since
     begun = {since for uploads in arrived.values() for since in uploads.values()}
     algorithms = jax.tree.map(lambda x: np.asarray([x], float), algorithm)

@@ -31,7 +31,7 @@ from perfedrl.federation.server.answers import (
     outlier,
     unbelievable,
 )
-from perfedrl.federation.server.asynchronous_rounds import Arrival, round_in, uploads_by_round
+from perfedrl.federation.server.asynchronous_rounds import UploadArrival, round_in, uploads_by_round
 from perfedrl.federation.server.commands import Announce, Command, Fail, Finish, HandOver, Log, Pause, Question, Save
 from perfedrl.federation.server.opposition import ROUNDS_IN_A_ROW, alignments, counted, opposing
 from perfedrl.federation.server.run_folder import TRAINED, RunSpec, ServerCheckpoint
@@ -74,7 +74,7 @@ class CoordinatorState:
     opposed: Mapping[str, int] = field(default_factory=dict)
     counted: Mapping[str, int] = field(default_factory=dict)
     since: Mapping[str, int] = field(default_factory=dict)
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[UploadArrival, ...] = ()
     best: PyTree | None = None
 
 
@@ -125,7 +125,7 @@ class RunStateMachine:
                 *(saved.round, saved.server, saved.history, gate),
                 began=saved.round,
                 counted=saved.counted,
-                arrivals=tuple(Arrival(*x) for x in saved.arrivals),
+                arrivals=tuple(UploadArrival(*x) for x in saved.arrivals),
                 best=saved.best,
             )
         started = Log("start", {"generation": self.generation, "round": state.round})
@@ -371,7 +371,7 @@ class RunStateMachine:
         newly = [name for name, count in opposed.items() if ROUNDS_IN_A_ROW == count > state.opposed.get(name, 0)]
         warnings = [Log("opposing", {"agent": name, "round": state.round, "rounds": ROUNDS_IN_A_ROW}) for name in newly]
         about |= {"since": [state.since[name] for name in accepted_names]} if everybody else {}
-        now = [Arrival(state.round, i, state.since[x]) for i, x in enumerate(self.names) if x in state.since]
+        now = [UploadArrival(state.round, i, state.since[x]) for i, x in enumerate(self.names) if x in state.since]
         arrivals = (*state.arrivals, *now) if everybody else ()
         received = {**state.counted, **state.since}
         after = {"server": server, "round": state.round + 1, "counted": received, "arrivals": arrivals}
