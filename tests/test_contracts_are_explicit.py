@@ -13,7 +13,6 @@ FOREIGN = {
     "cli/__init__.py": 1,  # click's exceptions: only those of the parser can format themselves
     "compilation.py": 1,  # the operating system: os.sched_getaffinity is not on macOS
     "gym_environment/recipe.py": 3,  # Gymnasium's environments and the user's factories
-    "federation/engine/workflow.py": 1,  # NVFlare's communicator
 }
 """Files that look at objects of other packages, and users' factories -> number of such calls."""
 

@@ -66,7 +66,7 @@ def start():
 def test_the_train_command_builds_the_networked_config_once(tmp_path, builds, monkeypatch, capsys, seeds):
     fleet = tmp_path / "fleet"
     fleet.mkdir()
-    FleetInfo("fleet", "localhost", 8002, "", "", agents=NAMES).save(fleet / ABOUT)
+    FleetInfo("fleet", "localhost", 8002, "", agents=NAMES).save(fleet / ABOUT)
     wanted = config("built", 2, seeds=seeds)
     (tmp_path / "c.toml").write_text(wanted.to_toml())
 
