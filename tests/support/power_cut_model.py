@@ -355,7 +355,10 @@ class Exploration:
             return real(store, run, generation, round_, message, start, counted, *rest)
 
         with intercepted(place, recorder(disks)), mock.patch.object(AnswerStore, "answer", answer):
-            agent = request_handler.Agent(AGENT, i, place / "agent")
+            try:
+                agent = request_handler.Agent(AGENT, i, place / "agent")
+            except UserError as error:
+                raise Violation(f"wedged: agent {i} does not start: {error}") from error
             reply = encode(agent.answer(decode(frame)))
             sent = len(disks) - 1
             self.after_sending()
