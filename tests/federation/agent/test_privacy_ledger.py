@@ -308,6 +308,16 @@ def test_an_agent_with_earlier_uploads_cannot_begin_to_demand_privacy_at_zero(as
         Asker(tmp_path / "own", privacy=DEMANDS)
 
 
+def test_a_damaged_file_of_an_old_run_stops_only_agents_with_a_budget(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "run-old.safetensors").write_bytes(b"of another version")
+    with pytest.raises(UserError, match=r"run-old\.safetensors is damaged"):
+        Asker(tmp_path / "own", privacy=DEMANDS)
+    ask = Asker(tmp_path / "own")
+    assert ask(run="new").kind == "upload"
+    assert "is damaged" in ask(run="old").fields["message"]
+
+
 def test_an_agent_that_demands_privacy_needs_the_accounting_library(tmp_path, monkeypatch):
     ask = Asker(tmp_path / "open")
     ask()
