@@ -55,6 +55,14 @@ class Need(NamedTuple):
     shape: tuple[int, ...]
 
 
+def need_of(tree: Any) -> Need:
+    """The memory of the arrays in a tree, which may be their shapes alone."""
+    leaves = jax.tree.leaves(tree)
+    largest = max(leaves, key=lambda x: math.prod(x.shape), default=None)
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+    return Need(size, () if largest is None else tuple(largest.shape))
+
+
 class SizeLimits(NamedTuple):
     """The most that is built and compiled: bytes of memory, states of a table, and operations of a program."""
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -146,8 +147,9 @@ def test_a_run_of_a_network_is_not_continued_in_simulation(run, tmp_path):
 def test_a_full_disk_is_named_with_the_file(run, tmp_path, monkeypatch):
     config = write(tmp_path / "tiny.toml", BASE)
 
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(handle):
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("perfedrl.experiments.files.os.fsync", full)
     code, _, err = run("train", config)

@@ -97,8 +97,7 @@ class RestartingProcess:
             try:
                 self._process.wait(LOOK_AT_LOG)
             except subprocess.TimeoutExpired:
-                for log in self.log.parent.glob("*.log"):
-                    rotate(log)
+                rotate(self.log)
                 continue
             if self._stopping.is_set():
                 return

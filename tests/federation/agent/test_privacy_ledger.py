@@ -318,6 +318,29 @@ def test_a_damaged_file_of_an_old_run_stops_only_agents_with_a_budget(tmp_path):
     assert "is damaged" in ask(run="old").fields["message"]
 
 
+def test_an_upload_that_could_not_be_stored_is_counted_once_whatever_the_number_of_tries(ask, monkeypatch):
+    save = AnswerStore._save
+
+    def full(*_):
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(AnswerStore, "_save", full)
+    for _ in range(3):
+        assert "the disk is full" in ask().fields["message"]
+    assert entries(ask) == [("r", 4.0, 1)]
+    monkeypatch.setattr(AnswerStore, "_save", save)
+    assert ask().kind == "upload"
+    assert entries(ask) == [("r", 4.0, 1)]
+    ask(1)
+    assert entries(ask) == [("r", 4.0, 2)]
+
+
+def test_a_run_whose_file_is_gone_gets_nothing_without_noise(ask):
+    ask()
+    ask.agent.store.path("r").unlink()
+    assert "with noise, and uploads nothing to it without" in ask(1, table=plan(None)).fields["message"]
+
+
 def test_an_agent_that_demands_privacy_needs_the_accounting_library(tmp_path, monkeypatch):
     ask = Asker(tmp_path / "open")
     ask()

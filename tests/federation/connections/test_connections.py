@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 from faulty_proxy import FaultyProxy
@@ -471,6 +472,20 @@ def test_a_peer_that_reads_nothing_takes_a_bounded_part_of_the_memory(monkeypatc
             ours.send(bytes(100))
         with pytest.raises(session.SessionOver, match="takes no more frames"):
             ours.send(bytes(100))
+
+    asyncio.run(main())
+
+
+def test_signs_of_life_are_not_free_of_limits(monkeypatch):
+    """A peer that sends them and reads nothing is held back, and given up when too much waits for it."""
+    monkeypatch.setattr(session, "MOST_UNREAD", 100)
+
+    async def main():
+        ours, stream = session.Session(keeping([])), SimpleNamespace(write=lambda *_: None, unsent=0)
+        assert ours._take(stream, Record(PING, 0, b"")) > 0
+        stream.unsent = 101
+        with pytest.raises(BadRecord, match="reads nothing"):
+            ours._take(stream, Record(PING, 0, b""))
 
     asyncio.run(main())
 

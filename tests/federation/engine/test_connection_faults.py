@@ -32,7 +32,7 @@ def proxy():
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory, proxy):
     """A fleet whose agents, but not the operator, reach the server through the proxy."""
-    sign = provision._sign
+    sign = provision.sign_kit
 
     def sign_for_the_proxy(kit, key):
         if kit.parent.name == "kits":
@@ -46,7 +46,7 @@ def fleet(tmp_path_factory, proxy):
 
     local_free_port = local_fleet.free_port
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provision, "_sign", sign_for_the_proxy)
+        patch.setattr(provision, "sign_kit", sign_for_the_proxy)
         patch.setattr(local_fleet, "free_port", port)
         with real_fleet.running_fleet(tmp_path_factory.mktemp("faulty")) as fleet:
             wait_until(lambda: everybody_is_connected(fleet))

@@ -5,7 +5,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from types import SimpleNamespace
 
@@ -98,16 +97,16 @@ def test_processes_of_one_machine_talk_over_a_socket_that_only_their_user_can_re
 
 
 def test_sockets_in_a_folder_of_others_are_an_error(fleet, monkeypatch):
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
-        folder = socket_folder(fleet.info)
-        assert folder.parent.as_posix() == short
-        folder.mkdir()
-        folder.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    folder = socket_folder(fleet.info)
+    assert folder.parent.as_posix() == "/tmp", "the other one is gone when its user logs out"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o777)
+    try:
         with pytest.raises(UserError, match="other users may write to"):
             processes.engine_environment(fleet.info)
-        monkeypatch.setenv("XDG_RUNTIME_DIR", f"{short}/an odd name")
-        assert socket_folder(fleet.info).parent.as_posix() == "/tmp", "the path is part of URLs"
+    finally:
+        folder.chmod(0o700)
     monkeypatch.delenv(SOCKETS, raising=False)
     with pytest.raises(CommError, match=SOCKETS):
         UnixDriver.get_urls(UNIX, {})

@@ -9,6 +9,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
@@ -50,15 +51,31 @@ def programs(monkeypatch):
 def test_a_warm_process_imports_first_and_then_waits_for_its_job(programs, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(nvflare_process.order(["-m", "x y"], {"GIVEN": "token"}).decode()))
     monkeypatch.setenv("GIVEN", "")
-    nvflare_process.main(["--warm", CLIENT_JOB, "kit"])
+    watched = []
+    monkeypatch.setattr(nvflare_process, "end_with", watched.append)
+    nvflare_process.main(["--warm", CLIENT_JOB, "kit", "17"])
+    assert watched == [17]
     *settings, (folder, arguments) = programs
     assert settings == ["shorten_waits", "use_one_thread"]
     assert folder == os.path.join("w", "j")
     assert (arguments.argv, arguments.variable) == (["-m", "x y"], "token")
     programs.clear()
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert nvflare_process.main(["--warm", CLIENT_JOB, "kit"]) == 0
+    assert nvflare_process.main(["--warm", CLIENT_JOB, "kit", "17"]) == 0
     assert programs == [], "a process whose parent has ended runs nothing"
+
+
+def test_a_warm_process_ends_with_its_parent():
+    """Its parent starts it, says its process id and ends; the input stays open, as in another process that has it."""
+    script = "from perfedrl.federation.engine import nvflare_process as n; import os, subprocess, sys; "
+    start = "print(subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())]).pid, flush=True)"
+    waits = script + "import time; n.end_with(int(sys.argv[1])); time.sleep(600)"
+    parent = subprocess.run([sys.executable, "-c", script + start, waits], capture_output=True, text=True, check=True)
+    child = int(parent.stdout)
+    end = time.monotonic() + 120
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "it still runs"
+        time.sleep(0.1)
 
 
 def test_the_server_runs_in_its_own_folder(programs):

@@ -24,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 PARTS = ("upload", "before", "after", "earlier_upload", "earlier_before", "earlier_after")
 COUNTS = ("number", "generation", "round", "since", "releases", "answered_for", "earlier_round", "earlier_since")
 TEXTS = ("digest", "earlier_digest")
-KIND, MOST_BYTES = "memory", 4 * LIMIT
+KIND, MOST_BYTES = "memory", len(PARTS) * LIMIT
 MOST_ROUNDS = 2**30
 """Rounds are smaller, and so differ from the other numbers that are folded into an agent's key."""
 

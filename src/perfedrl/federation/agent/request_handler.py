@@ -18,7 +18,7 @@ import numpy as np
 from perfedrl.errors import UserError
 from perfedrl.experiments.build import Privacy
 from perfedrl.experiments.files import named_leaves
-from perfedrl.federation.agent.answer_store import MOST_ROUNDS, Answer, AnswerStore, Counted
+from perfedrl.federation.agent.answer_store import MOST_ROUNDS, Answer, AnswerStore, Counted, check_releases
 from perfedrl.federation.agent.config import AgentConfig
 from perfedrl.federation.agent.privacy_ledger import PrivacyLedger
 from perfedrl.federation.agent.worker import AgentOutcomes, LocalTraining, Tensors, Worker, unnamed
@@ -43,6 +43,8 @@ class Agent:
         if config.privacy is not None:
             self.tell(f"uploads with noise only: {self.ledger.told()}")
         self._lock = threading.Lock()
+        self._paid: tuple[str, float | None, float] | None = None
+        """The entry of the ledger for an upload that could not be stored: it was not sent, so the next try has it."""
         self._current = {"run": "", "round": ""}
         self._handlers: Mapping[str, Callable[[Frame], Frame]] = {
             "describe": self._describe,
@@ -127,20 +129,27 @@ class Agent:
 
         def compute(tensors: Tensors) -> tuple[Tensors, Tensors]:
             state = unnamed(training.state, tensors, f"the stored state of {run}")
-            self.ledger.check_budget(noise)
+            paid = self._paid == (run, clip, noise)
+            if not paid:
+                self.ledger.check_budget(noise)
             upload, after = training.update(message, state, round_)
-            self.ledger.record(run, clip, noise)  # before the store has the upload
+            if not paid:
+                self.ledger.record(run, clip, noise)  # before the store has the upload
+            self._paid = run, clip, noise
             return named_leaves(upload), named_leaves(after)
 
         counted = self._counted(frame, training)
         known = () if counted is None else (str(counted.round),)
         identity = digest(frame.tensors, text(frame, "plan"), *known)
-        noised, start = self.ledger.noised(run) if noise > 0 else None, named_leaves(training.state)
+        before, start = self.ledger.noised(run), named_leaves(training.state)
+        noised = before if noise > 0 else None
+        check_releases(run, before, noised)
         if training.algorithm.asynchronous and counted is not None:
             waiting = self.store.waiting(run, generation, round_, counted)
             round_ = round_ if waiting is None else waiting.round
             identity = identity if waiting is None else waiting.digest
         answer = self.store.answer(run, generation, round_, identity, start, compute, noised, counted)
+        self._paid = None
         spent, seconds = training.trajectories if answer.fresh else 0, time.monotonic() - begun
         about = {"seconds": f"{seconds:.6f}", "trajectories": str(spent)}
         if answer.fresh and training.failed_episodes and table is None:  # noise does not cover the count

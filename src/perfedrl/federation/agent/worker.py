@@ -22,7 +22,7 @@ from perfedrl.federation.agent.discrete_gaussian import ExactRandom
 from perfedrl.federation.agent.local_computation import CompiledComputation, PythonComputation
 from perfedrl.federation.agent.private_release import check_noise, noised_upload
 from perfedrl.key_domains import EVALUATION
-from perfedrl.memory import within
+from perfedrl.memory import check_own_limit, need_of, within
 from perfedrl.types import Params
 
 log = logging.getLogger("perfedrl")
@@ -88,7 +88,10 @@ class LocalTraining:
         if self.private is not None:
             check_noise(self.private.noise)
         own = replace(experiment, algorithm=self.algorithm)
-        server, client = own.initial_states(own.start_number(config.seeds[0]))
+        with within(agent.limits.sizes):
+            start = own.start_number(config.seeds[0])
+            check_own_limit(need_of(jax.eval_shape(lambda: own.initial_states(start))))
+            server, client = own.initial_states(start)
         self.message, self.state = jax.tree.map(np.asarray, (server.message, client))
         computation = PythonComputation if agent.samples_in_python else CompiledComputation
         self._computation: Any = computation(config, agent, self.algorithm, number)

@@ -162,12 +162,13 @@ class Listener:
         assert task is not None
         self._unfinished.pop(task, None)
         name = stream.common_name
-        self._streams[name] += 1
+        fresh = self._known(name, hello) is None  # nobody else can keep a session from going on
+        self._streams[name] += fresh
         try:
-            if self._streams[name] <= 2 * self.limits.per_name:  # a stream may break before this end notices
+            if not fresh or self._streams[name] <= 2 * self.limits.per_name:  # a stream may break unnoticed here
                 await self._admit(name, stream, hello, record.received)
         finally:
-            self._streams[name] -= 1
+            self._streams[name] -= fresh
             stream.abort()
 
     async def _admit(self, name: str, stream: Stream, hello: Hello, received: int) -> None:
@@ -184,6 +185,8 @@ class Listener:
                 return await stream.end()
             peer = self._known(name, hello) or await self._open(Peer(name, hello, stream.addresses))
         await peer.ready.wait()
+        if peer.session.over:  # another process took its place while it was opened
+            return self._drop(peer)
         if peer.expiry is not None:
             peer.expiry.cancel()
         peer.session.detach()
@@ -232,7 +235,8 @@ class Listener:
         for other in others:
             self._drop(other)
         self._tell(name, f"is connected from a new process at {address}; the one at {first} no longer answers")
-        return ""
+        # Others may have been admitted while this one waited for an answer.
+        return await self._refusal(name, hello, address) if self._of(name) else ""
 
     def _refused(self, name: str, sentence: str) -> None:
         """Tell of a refusal, unless another one of this name was told a moment ago."""

@@ -30,6 +30,10 @@ SILENCE = 10.0
 """Seconds without a sign of life after which a stream counts as broken."""
 MOST_WAITING = 2**26
 """Bytes that may wait for their acknowledgement; NVFlare has a window of 16 MiB for one message."""
+MOST_UNREAD = 2 * MOST_WAITING
+"""Bytes that may wait for a peer that reads nothing, signs of life included, before its stream is given up."""
+PAUSE_AFTER_SIGN = 1 / 300
+"""Seconds before the next record is read after one without a frame: a peer may send those for nothing."""
 UNREPORTED_FRAMES, UNREPORTED_BYTES = 64, 2**20
 """Frames, and bytes, after which their arrival is acknowledged by a record of its own."""
 
@@ -148,7 +152,9 @@ class Session:
             self._write(stream, PONG)
         elif record.kind not in (PONG, ACKNOWLEDGE):
             raise BadRecord(f"a record of kind {record.kind} within a session")
-        return 0.0
+        if stream.unsent > MOST_UNREAD:
+            raise BadRecord("a peer that reads nothing")
+        return PAUSE_AFTER_SIGN
 
     def _write(self, stream: Stream, kind: int, payload: Payload = b"") -> None:
         self._unreported = [0, 0]  # every record says how many frames have arrived

@@ -91,6 +91,11 @@ class Stream:
         else:
             self._writer.writelines((header, payload))
 
+    @property
+    def unsent(self) -> int:
+        """The number of bytes that the network has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
     def abort(self) -> None:
         """Close the stream without waiting; what was not sent is lost."""
         self._writer.transport.abort()

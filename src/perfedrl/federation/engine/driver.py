@@ -160,6 +160,8 @@ class SessionDriver(BaseDriver):
             return
         future = asyncio.run_coroutine_threadsafe(work, event_loop())
         self._running.append(future)
+        if self._closing:
+            future.cancel()
         with suppress(CancelledError):
             future.result()
 

@@ -1,14 +1,16 @@
 """`python -m perfedrl.federation.engine.nvflare_process PROGRAM ...`: run one of NVFlare's programs with our settings.
 
-With `--warm PROGRAM FOLDER` it imports the program and waits for one line of JSON on standard input, with the program's
-arguments and environment variables; the folder only shows in the list of processes whose process it is. It ends if
-the input ends before that. With `--after SOCKET PROGRAM ...` it waits until an agent's daemon answers there.
+With `--warm PROGRAM FOLDER PARENT` it imports the program and waits for one line of JSON on standard input, with the
+program's arguments and environment variables; the folder only shows in the list of processes whose process it is. It
+ends with its parent, whose process id it is given, and if the input ends before that line. With `--after SOCKET PROGRAM
+...` it waits until an agent's daemon answers there.
 """
 
 import importlib
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from types import ModuleType
@@ -37,7 +39,7 @@ def command(program: str, *arguments: str, after: Path | None = None) -> list[st
 
 def warm_command(program: str, folder: str) -> list[str]:
     """The command line of a process that waits for its arguments."""
-    return [*_PYTHON, "--warm", program, folder]
+    return [*_PYTHON, "--warm", program, folder, str(os.getpid())]
 
 
 _PYTHON = [sys.executable, "-u", "-m", "perfedrl.federation.engine.nvflare_process"]
@@ -51,7 +53,8 @@ def order(arguments: list[str], environment: dict[str, str]) -> bytes:
 def main(arguments: list[str]) -> Any:
     """Run the program that the arguments name; return its exit status."""
     match arguments:
-        case ["--warm", program, _]:
+        case ["--warm", program, _, parent]:
+            end_with(int(parent))
             module = load(program)
             line = sys.stdin.readline()
             if not line:
@@ -64,6 +67,20 @@ def main(arguments: list[str]) -> Any:
         case [program, *given]:
             module = load(program)
     return run(module, given)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent has ended.
+
+    NVFlare's own watch begins when the job does, and takes whatever process is the parent then for its own.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch on the parent", daemon=True).start()
 
 
 def load(program: str) -> ModuleType:

@@ -1,5 +1,6 @@
 """A component of NVFlare's server: no agent can end a job, and a job learns at once which agents left it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointMonitor, EndpointState
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys, JobFailureMsgKey
+
+log = logging.getLogger(__name__)
 
 PROCESS_ENDED, CONNECTION_LOST, SILENCE = "process ended", "connection lost", "heartbeats stopped"
 """Why a client is gone from a job; after the last one its process may still be alive."""
@@ -87,7 +90,10 @@ class ServerGuard(FLComponent, EndpointMonitor):
     def _keep_watching(self) -> None:
         while True:
             time.sleep(WATCH)
-            self.watch()
+            try:
+                self.watch()
+            except Exception:  # the next look may succeed, and nobody else would notice a silent agent
+                log.exception("the watch over agents failed once")
 
     def _tell(self, job: Any, client: str, reason: str) -> None:
         self._away.add(FQCN.join([client, job]))
@@ -101,6 +107,8 @@ class ServerGuard(FLComponent, EndpointMonitor):
         if FQCN.join([client, job]) in self._away and job in self._server.engine.run_processes:
             self._server.engine.notify_dead_job(job, f"{client} {reason}", reason)
             _later(wait, self._tell_again, job, client, reason, 2 * wait)
+        else:
+            self._away.discard(FQCN.join([client, job]))
 
 
 def _later(seconds: float, call: Callable[..., None], *arguments: Any) -> None:

@@ -138,7 +138,8 @@ class RunStateMachine:
         known = state.counted
         state, refused, told = self._take(state, answers)
         commands += told
-        errors = of_kind(answers, "error")[0] if refused else {}
+        everything = replace(answers, frames={**answers.late_uploads, **answers.frames})
+        errors = of_kind(everything, "error")[0] if refused else {}
         settled = {name for name in refused if state.phase == "prepare" or name not in errors}
         state = replace(state, settled=state.settled | settled)
         last = state.phase == "personalize" or (state.phase == "evaluate" and state.round == self.config.rounds)
@@ -451,9 +452,9 @@ class RunStateMachine:
 
 
 def largest_epsilon(frames: Iterable[bytes], otherwise: float | None) -> float | None:
-    """The largest privacy loss that agents report."""
+    """The largest privacy loss that agents report or reported before."""
     losses = [loss for data in frames if (loss := epsilon_in(data)) is not None]
-    return max(losses) if losses else otherwise
+    return max([*losses, *([] if otherwise is None else [otherwise])], default=None)
 
 
 def _server_step(algorithm: Any, state: PyTree, uploads: PyTree, weights: Any) -> PyTree:

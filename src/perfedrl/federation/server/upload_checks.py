@@ -226,7 +226,8 @@ class Gate:
                 del read[name]
             elif far > limits.clipping and expected.whole:
                 refused[name] = (
-                    f"the upload is {far:.3g} from the message, and cannot be shortened to {limits.clipping:.3g}"
+                    f"the upload is {far:.3g} from the message, and cannot be shortened to {limits.clipping:.3g}: "
+                    "raise --factor to take it"
                 )
                 del read[name]
             elif far > limits.clipping:
