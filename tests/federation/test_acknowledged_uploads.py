@@ -312,7 +312,7 @@ def controls(model, world):
 
 @pytest.mark.parametrize("mode", ["round", "step"])
 @pytest.mark.parametrize("depth", some_slow([2, 3], [2]))
-def test_the_servers_control_variate_is_the_mean_of_the_agents_whatever_is_lost(mode, depth, monkeypatch):
+def test_the_servers_control_variate_is_the_mean_of_the_agents_whatever_is_lost(mode, depth, monkeypatch, untyped):
     """All that can become of two agents' uploads and of the server, in every world that differs from those before."""
     model = Model(ControlVariate(pf.FedAvgPG(0.5, 1.0, local_steps=2), mode, 2.0, 0.5), monkeypatch)
     first = model.begin(World(None, None, 1, {name: StoreInMemory(i) for i, name in enumerate(AGENTS)}))

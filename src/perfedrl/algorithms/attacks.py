@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
+from jaxtyping import Float, Integer, Key, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.base import Algorithm, ServerState
 from perfedrl.algorithms.checks import check_counts, check_positive
@@ -181,7 +181,7 @@ class Attacked(Wrapper):
         after = self.inner.server(ServerState(state.message, inner), uploads, weights)
         return ServerState(after.message, AttackState(after.private, rounds + 1))
 
-    def _sent(self, message: PyTree, honest: PyTree, own: PyTree, keys: PRNGKeyArray) -> PyTree:
+    def _sent(self, message: PyTree, honest: PyTree, own: PyTree, keys: Key[jax.Array, " attacker"]) -> PyTree:
         """The uploads of the attackers."""
         if isinstance(self.attack, Collusion):
             one = self.attack(message, honest, keys[0])

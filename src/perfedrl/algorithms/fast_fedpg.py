@@ -108,4 +108,4 @@ class FastFedPG(Algorithm):
 
 def even(message: CorrectionMessage) -> Bool[Array, ""]:
     """Whether agents send gradients in this round."""
-    return message.round % 2 == 0
+    return jnp.asarray(message.round % 2 == 0)

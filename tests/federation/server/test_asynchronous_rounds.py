@@ -147,7 +147,9 @@ def test_a_crash_of_the_server_keeps_the_order_of_arrivals(agents, tmp_path, los
 def test_what_an_agent_says_of_the_age_of_its_gradient_does_not_count(agents, tmp_path):
     def lie(name, data):
         frame = decode(data)
-        said = {"since": np.float32(1e9), "arrived": np.float32(-3.0)} if name == "agent-1" else {}
+        said = (
+            {"since": np.asarray(1e9, np.float32), "arrived": np.asarray(-3, np.float32)} if name == "agent-1" else {}
+        )
         return encode(Frame(frame.kind, frame.fields, {**frame.tensors, **said}))
 
     run, arrivals, _ = trained(tmp_path, CONFIG, AgentsOfDifferentSpeed(agents, (1.0, 2.6, 7.3), lie))
@@ -163,7 +165,7 @@ def test_bad_uploads_are_refused_and_their_agents_begin_anew(agents, tmp_path):
         if name != "agent-1" or len(bad) == 2:
             return data
         bad.append(frame.fields["round"])
-        spoiled = {name: x * np.float32(np.nan) for name, x in frame.tensors.items()}
+        spoiled = {name: np.full_like(x, np.nan) for name, x in frame.tensors.items()}
         return encode(Frame(frame.kind, frame.fields, spoiled))
 
     run, arrivals, events = trained(tmp_path, CONFIG, AgentsOfDifferentSpeed(agents, (1.0, 2.6, 7.3), spoil))

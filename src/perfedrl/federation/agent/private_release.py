@@ -75,7 +75,7 @@ def from_steps(message: PyTree, steps: np.ndarray, clip: float, noise: float) ->
 
     def moved(leaf: np.ndarray, part: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return (leaf.astype(np.float64) + grid * part.reshape(leaf.shape)).astype(leaf.dtype)
+            return np.asarray(leaf.astype(np.float64) + grid * part.reshape(leaf.shape), leaf.dtype)
 
     return jax.tree.unflatten(structure, [moved(np.asarray(x), part) for x, part in zip(leaves, parts, strict=True)])
 
