@@ -151,6 +151,13 @@ def same_bits(networked, wanted, folder):
     np.testing.assert_array_equal(networked.history.bytes, simulated.history.bytes)
 
 
+def without_daemon(process):
+    """A process of NVFlare's client that does not wait for its agent's daemon."""
+    at = process.command.index("--after")
+    process.command = [*process.command[:at], *process.command[at + 2 :]]
+    return process
+
+
 def rounds_in(events):
     """The rounds in a log."""
     return [event["round"] for event in events if event["event"] == "round"]

@@ -171,7 +171,7 @@ def test_only_the_servers_port_is_open(fleet):
     training.result()
 
 
-def test_a_copied_kit_is_refused_while_its_agent_answers_and_everybody_is_told(fleet, run, tmp_path, monkeypatch):
+def test_a_copied_kit_is_refused_while_its_agent_answers_and_everybody_is_told(fleet, run, tmp_path):
     shutil.copytree(fleet.kit("agent-1") / "startup", tmp_path / "copy" / "startup")
     shutil.copytree(fleet.kit("agent-1") / "local", tmp_path / "copy" / "local")
     copy = Kit(tmp_path / "copy")
@@ -179,9 +179,7 @@ def test_a_copied_kit_is_refused_while_its_agent_answers_and_everybody_is_told(f
     assert code == 2
     assert "agent-1 is connected already, from 127.0.0.1:" in said
     # Whoever does not ask first is refused all the same, also without a daemon, for which `join` would wait.
-    command = processes._command
-    monkeypatch.setattr(processes, "_command", lambda *given, after: command(*given))
-    thief = processes.client_process(copy).start()
+    thief = real_fleet.without_daemon(processes.client_process(copy)).start()
     try:
         wait_until(lambda: "the server refuses the connection: agent-1 is connected already" in thief.log.read_text())
     finally:

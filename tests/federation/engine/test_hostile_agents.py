@@ -135,7 +135,7 @@ def test_connections_without_a_certificate_of_the_fleet_are_rejected(fleet, tmp_
 
 def test_a_kit_cannot_act_as_another_agent(fleet, tmp_path):
     thief = Kit(fleet.kit("agent-3"))
-    process = client_process(thief)
+    process = real_fleet.without_daemon(client_process(thief))
     process.command = [word.replace("uid=agent-3", "uid=agent-0") for word in process.command]
     process.log = tmp_path / "thief.log"
     process.start()
