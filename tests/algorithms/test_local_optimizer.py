@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import perfedrl as pf
-from perfedrl.algorithms.local_optimizer import OPTIMIZERS, LocalOptimizer
+from perfedrl.algorithms.local_optimizer import OPTIMIZERS, LocalOptimizer, frozen_settings
 
 PARAMS = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
 
@@ -30,7 +30,7 @@ def test_three_steps_of_ascent_are_optaxs_along_the_negative_gradient(name):
 
 
 def test_settings_reach_the_optimizer_and_counts_survive_averaging():
-    heavy = LocalOptimizer.of("sgd", "averaged", {"momentum": 0.9, "nesterov": True})
+    heavy = LocalOptimizer("sgd", "averaged", frozen_settings({"momentum": 0.9, "nesterov": True}))
     state = heavy.init(PARAMS)
     change, state = heavy.step(PARAMS, PARAMS, state, 0.1)
     np.testing.assert_allclose(change["b"], 0.1 * 1.9 * 0.5, rtol=1e-6)
@@ -52,5 +52,6 @@ def test_settings_reach_the_optimizer_and_counts_survive_averaging():
     ],
 )
 def test_bad_settings_are_one_sentence(arguments, said, untyped):
+    name, state, settings = arguments
     with pytest.raises(pf.UserError, match=said):
-        LocalOptimizer.of(*arguments)
+        LocalOptimizer(name, state, frozen_settings(settings))

@@ -18,9 +18,9 @@ STEP_SIZES = ("alpha", "beta", "deployment_alpha")
 """Names of fields that hold step sizes: of adaptation, of local steps, and of adaptation at deployment."""
 
 
-def static(default: Any) -> Any:
+def static(default: Any, **options: Any) -> Any:
     """A field for a count or a choice, with its default: a new value compiles anew, and it cannot differ in a sweep."""
-    return eqx.field(static=True, default=default)
+    return eqx.field(static=True, default=default, **options)
 
 
 class ServerState(NamedTuple):

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,10 +18,26 @@ import optax
 from jaxtyping import Float, Integer, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_step_keys, local_steps, repeated, select
-from perfedrl.algorithms.checks import check_counts, check_divergence, check_positive, with_trajectories
-from perfedrl.algorithms.learned_adaptation import Adaptation, Learned, pair_of_batches, step_sizes
-from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer
+from perfedrl.algorithms.base import (
+    Algorithm,
+    ServerState,
+    average,
+    local_step_keys,
+    local_steps,
+    repeated,
+    select,
+    static,
+)
+from perfedrl.algorithms.checks import (
+    check_choice,
+    check_counts,
+    check_divergence,
+    check_positive,
+    check_step_sizes,
+    with_trajectories,
+)
+from perfedrl.algorithms.learned_adaptation import VARIANTS, Adaptation, Learned, pair_of_batches, step_sizes
+from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer, frozen_settings
 from perfedrl.compilation import jit
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
@@ -107,33 +123,69 @@ class KeptBatches(NamedTuple):
     """The number of rounds that the batches have served; 0 where the next round samples others."""
 
 
-def check_rounds_per_batch(rounds_per_batch: int, local_steps: int) -> None:
-    """Check the numbers of local steps in a round and of rounds with the same batches; only one may be above 1."""
-    check_counts(local_steps=local_steps, rounds_per_batch=rounds_per_batch)
-    if rounds_per_batch > 1 and local_steps > 1:
-        raise UserError(
-            f"rounds_per_batch = {rounds_per_batch} keeps the batches of one local step: set local_steps = 1, "
-            f"not {local_steps}"
-        )
-
-
 class ClippedLearner(Algorithm):
     """The base of algorithms whose agents take clipped steps with an optimizer of their own.
 
-    A subclass says how one batch, or a pair of batches, is sampled. beta is the optimizer's rate; `batch_shapes` is
-    None until `fitted_to` sets it.
+    A subclass says how one batch, or a pair of batches, is sampled. beta is the optimizer's rate.
 
-    With `rounds_per_batch` above 1 an agent keeps its batches for so many rounds. An optimizer on the server then takes
-    several steps on the same trajectories, each along the mean over all agents.
+    - `optimizer`, `optimizer_settings`, `optimizer_state`: an optimizer of optax; its state is "averaged" by the
+      server, "personal" or "reset" in each round.
+    - `anneal`: the number of rounds over which the rate falls to a twentieth of beta, on a "linear" or "cosine"
+      `schedule`.
+    - `rounds_per_batch`: above 1 an agent keeps its batches for so many rounds. An optimizer on the server then takes
+      several steps on the same trajectories, each along the mean over all agents.
     """
 
-    alpha: Any
-    beta: Any
-    local_steps: int = eqx.field(static=True)
-    how: ClippedSteps = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
-    rounds_per_batch: int = eqx.field(static=True)
-    batch_shapes: PyTree
+    alpha: float
+    beta: float
+    local_steps: int = static(1)
+    epochs: int = static(5, kw_only=True)
+    clip_ratio: float = static(0.3, kw_only=True)
+    stop_divergence: float = static(0.05, kw_only=True)
+    optimizer: str = static("adam", kw_only=True)
+    optimizer_settings: tuple[tuple[str, Any], ...] = static(None, kw_only=True, converter=frozen_settings)
+    optimizer_state: Literal["averaged", "personal", "reset"] = static("averaged", kw_only=True)
+    anneal: int | None = static(None, kw_only=True)
+    schedule: Literal["linear", "cosine"] = static("linear", kw_only=True)
+    rounds_per_batch: int = static(1, kw_only=True)
+    batch_shapes: PyTree = eqx.field(init=False, default_factory=type(None))
+    """The shapes of an agent's batches, where it keeps them; None until `fitted_to` sets them."""
+
+    def __check_init__(self) -> None:
+        """Check what all have in common; only one of local steps and rounds with the same batches may be above 1."""
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(local_steps=self.local_steps, rounds_per_batch=self.rounds_per_batch)
+        if self.rounds_per_batch > 1 and self.local_steps > 1:
+            raise UserError(
+                f"rounds_per_batch = {self.rounds_per_batch} keeps the batches of one local step: set local_steps = 1, "
+                f"not {self.local_steps}"
+            )
+        self.how, self.annealing  # noqa: B018 - making them checks their settings
+
+    @property
+    def how(self) -> ClippedSteps:
+        """How a batch is used."""
+        return ClippedSteps(**self.step_settings)
+
+    @property
+    def step_settings(self) -> dict[str, Any]:
+        """The fields of `how`, by name."""
+        return {
+            "optimizer": self.local_optimizer,
+            "epochs": self.epochs,
+            "clip_ratio": self.clip_ratio,
+            "stop_divergence": self.stop_divergence,
+        }
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer:
+        """The optimizer of the agents' steps."""
+        return LocalOptimizer(self.optimizer, self.optimizer_state, self.optimizer_settings)
+
+    @property
+    def annealing(self) -> Annealing:
+        """The rate over rounds."""
+        return Annealing(self.anneal, self.schedule)
 
     @abstractmethod
     def first_factors(self, params: Params) -> Params:
@@ -160,16 +212,16 @@ class ClippedLearner(Algorithm):
 
     @property
     def scales_coordinates(self) -> bool:
-        return self.how.optimizer.name != PLAIN
+        return self.optimizer != PLAIN
 
     @property
     def uploads_auxiliaries(self) -> bool:
-        return self.how.optimizer.is_averaged or self.annealing.rounds is not None
+        return self.local_optimizer.is_averaged or self.annealing.rounds is not None
 
     def init(self, params: Params) -> tuple[ServerState, PyTree]:
         """The message has the optimizer's state if it is averaged, a client's state if it is personal."""
         learned = Learned(params, self.first_factors(params))
-        averaged, personal = self.how.optimizer.placed(self.how.optimizer.init(learned))
+        averaged, personal = self.local_optimizer.placed(self.local_optimizer.init(learned))
         if self.batch_shapes is not None:
             personal = KeptBatches(personal, optax.tree.zeros_like(self.batch_shapes), jnp.zeros((), int))
         return ServerState(LearnerMessage(learned, averaged, self.annealing.first_round)), personal
@@ -189,7 +241,7 @@ class ClippedLearner(Algorithm):
 
     def client(self, message: LearnerMessage, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple:
         """Take tau local steps, each with fresh batches and several epochs on them, or one step on kept batches."""
-        source, optimizer = with_trajectories(agent, type(self).__name__), self.how.optimizer
+        source, optimizer = with_trajectories(agent, type(self).__name__), self.local_optimizer
         keeps = isinstance(state, KeptBatches)
         if self.rounds_per_batch > 1 and not keeps:
             raise UserError("batches of several rounds need states of algorithm.fitted_to(agent).init(params)")
@@ -252,11 +304,24 @@ class ClippedLearner(Algorithm):
 class AdaptedLearner(ClippedLearner):
     """The base of those that improve the parameters before an adaptation, on a batch of the adapted policy.
 
-    `m_in` and `m_out` are the sizes of the batches before and after the adaptation.
+    - `m_in`, `m_out`: the sizes of the batches before and after the adaptation.
+    - `divergence_weight`: the weight of the initialization's divergence on the first batch, which is subtracted.
+    - `variant`: "first-order" takes the gradient of the adaptation as constant, "differentiated" does not.
     """
 
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
+    m_in: int = static(20)
+    m_out: int = static(20)
+    divergence_weight: float = static(5e-4, kw_only=True)
+    variant: Literal["first-order", "differentiated"] = static("first-order", kw_only=True)
+
+    def __check_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        check_counts(m_in=self.m_in, m_out=self.m_out)
+
+    @property
+    def step_settings(self) -> dict[str, Any]:
+        first_order = self.variant == "first-order"
+        return super().step_settings | {"divergence_weight": self.divergence_weight, "first_order": first_order}
 
     @property
     def trajectories_per_step(self) -> int:

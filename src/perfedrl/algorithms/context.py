@@ -3,7 +3,6 @@
 The adapted part is that of CAVIA (Zintgraf et al., 2019); the steps on a batch are those of `promp`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,11 +11,11 @@ import jax
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.annealing import Annealing
-from perfedrl.algorithms.checks import check_choice, check_counts, check_step_sizes, with_trajectories
-from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps, check_rounds_per_batch
-from perfedrl.algorithms.learned_adaptation import VARIANTS, Learned, adapt_compiled
-from perfedrl.algorithms.local_optimizer import LearnerMessage, LocalOptimizer
+from perfedrl.algorithms.base import static
+from perfedrl.algorithms.checks import check_choice, check_counts, with_trajectories
+from perfedrl.algorithms.clipped_steps import AdaptedLearner, ClippedSteps
+from perfedrl.algorithms.learned_adaptation import Learned, adapt_compiled
+from perfedrl.algorithms.local_optimizer import LearnerMessage
 from perfedrl.envs.fleet import Fleet
 from perfedrl.errors import UserError
 from perfedrl.estimators import Objective, SampledBatch
@@ -95,48 +94,19 @@ class ContextAdaptation(AdaptedLearner):
     The other settings are those of `ProMP`. Use it with `advantage = "gae"`.
     """
 
-    how: ContextSteps = eqx.field(static=True)
+    inner_loss: Literal["reward-model", "dynamics-model", "return"] = static("reward-model", kw_only=True)
+    model_weight: float = static(0.5, kw_only=True)
+    adaptation_steps: int = static(1, kw_only=True)
+    variant: Literal["first-order", "differentiated"] = static("differentiated", kw_only=True)
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        local_steps: int = 1,
-        m_in: int = 20,
-        m_out: int = 20,
-        epochs: int = 5,
-        clip_ratio: float = 0.3,
-        divergence_weight: float = 5e-4,
-        stop_divergence: float = 0.05,
-        inner_loss: Literal["reward-model", "dynamics-model", "return"] = "reward-model",
-        model_weight: float = 0.5,
-        adaptation_steps: int = 1,
-        variant: Literal["first-order", "differentiated"] = "differentiated",
-        optimizer: str = "adam",
-        optimizer_settings: Mapping[str, Any] | None = None,
-        optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
-        anneal: int | None = None,
-        schedule: Literal["linear", "cosine"] = "linear",
-        rounds_per_batch: int = 1,
-    ):
-        check_choice("variant", variant, VARIANTS)
-        check_step_sizes(alpha, beta)
-        check_counts(m_in=m_in, m_out=m_out)
-        check_rounds_per_batch(rounds_per_batch, local_steps)
-        self.alpha, self.beta, self.local_steps, self.m_in, self.m_out = alpha, beta, local_steps, m_in, m_out
-        self.how = ContextSteps(
-            LocalOptimizer.of(optimizer, optimizer_state, optimizer_settings),
-            epochs,
-            clip_ratio,
-            stop_divergence,
-            divergence_weight,
-            variant == "first-order",
-            inner_loss,
-            adaptation_steps,
-            model_weight,
+    @property
+    def how(self) -> ContextSteps:
+        return ContextSteps(
+            **self.step_settings,
+            inner_loss=self.inner_loss,
+            adaptation_steps=self.adaptation_steps,
+            model_weight=self.model_weight,
         )
-        self.annealing = Annealing(anneal, schedule)
-        self.rounds_per_batch, self.batch_shapes = rounds_per_batch, None
 
     def first_factors(self, params: Params) -> Params:
         return ()

@@ -182,6 +182,6 @@ class ControlVariate(Wrapper):
 
 def stepped(algorithm: Any) -> bool:
     """Whether an algorithm's client consists of `local_steps` calls of its `step`."""
-    if isinstance(algorithm, PerFedAvgPG) and algorithm.optimizer is not None:
+    if isinstance(algorithm, PerFedAvgPG) and algorithm.local_optimizer is not None:
         return False
     return any(isinstance(algorithm, kind) and type(algorithm).client is kind.client for kind in STEPPED)

@@ -2,13 +2,12 @@
 
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import optax
 from jaxtyping import Float, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
-from perfedrl.algorithms.base import Algorithm, ServerState
+from perfedrl.algorithms.base import ServerState, static
 from perfedrl.algorithms.checks import check_choice, check_positive
 from perfedrl.algorithms.wrapper import Wrapper, check_federated, check_only_parameters
 from perfedrl.envs import Fleet
@@ -36,35 +35,28 @@ class FedOpt(Wrapper):
     optimizer's state never leaves the server, and the agents' work is unchanged.
     """
 
-    rate: Any
-    optimizer: str = eqx.field(static=True)
-    momentum: float = eqx.field(static=True)
-    b1: float = eqx.field(static=True)
-    b2: float = eqx.field(static=True)
-    eps: float = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
+    optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = static("adam")
+    rate: float = 0.01
+    momentum: float = static(0.9)
+    b1: float = static(0.9)
+    b2: float = static(0.99)
+    eps: float = static(1e-3)
+    anneal: int | None = static(None)
+    schedule: Literal["linear", "cosine"] = static("linear")
 
-    def __init__(
-        self,
-        inner: Algorithm,
-        optimizer: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam",
-        rate: float = 0.01,
-        momentum: float = 0.9,
-        b1: float = 0.9,
-        b2: float = 0.99,
-        eps: float = 1e-3,
-        anneal: int | None = None,
-        schedule: Literal["linear", "cosine"] = "linear",
-    ):
-        check_federated(inner, "displacement to step along")
-        check_choice("server's optimizer", optimizer, OPTIMIZERS)
-        check_positive(rate=rate, eps=eps)
-        for name, value in {"momentum": momentum, "b1": b1, "b2": b2}.items():
+    def __check_init__(self) -> None:
+        check_federated(self.inner, "displacement to step along")
+        check_choice("server's optimizer", self.optimizer, OPTIMIZERS)
+        check_positive(rate=self.rate, eps=self.eps)
+        for name, value in {"momentum": self.momentum, "b1": self.b1, "b2": self.b2}.items():
             if not 0 <= value < 1:
                 raise UserError(f"the server's {name} must lie in [0, 1); it is {value}")
-        self.inner, self.rate, self.optimizer = inner, rate, optimizer
-        self.momentum, self.b1, self.b2, self.eps = momentum, b1, b2, eps
-        self.annealing = Annealing(anneal, schedule)
+        self.annealing  # noqa: B018 - making it checks its settings
+
+    @property
+    def annealing(self) -> Annealing:
+        """The rate over rounds."""
+        return Annealing(self.anneal, self.schedule)
 
     def check_supports(self, fleet: Fleet, policy: Any) -> None:
         """Require messages that hold nothing but parameters, beside the inner algorithm's own requirements."""

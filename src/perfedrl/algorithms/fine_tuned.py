@@ -9,26 +9,17 @@ from perfedrl.estimators import Objective, StepKeys, adapt
 from perfedrl.types import Params, Scalar, StepSize
 
 
-class FineTuned(AveragedParameters):
-    """Train one shared policy by FedAvg-PG, then fine-tune it on every agent alone.
-
-    At deployment the agent's trajectories are split over `fine_tuning_steps` policy-gradient steps of size alpha. With
-    one step it is FedAvg-PG.
-    """
+class LocalAscent(AveragedParameters):
+    """The base of algorithms whose agents take policy-gradient steps from m trajectories each, as in FedAvg-PG."""
 
     alpha: float
     beta: float
     local_steps: int = static(5)
     m: int = static(30)
-    fine_tuning_steps: int = static(10)
 
     def __check_init__(self) -> None:
         check_step_sizes(self.alpha, self.beta)
-        check_counts(local_steps=self.local_steps, m=self.m, fine_tuning_steps=self.fine_tuning_steps)
-
-    @property
-    def personalization_steps(self) -> int:
-        return self.fine_tuning_steps
+        check_counts(local_steps=self.local_steps, m=self.m)
 
     @property
     def trajectories_per_round(self) -> int:
@@ -37,7 +28,25 @@ class FineTuned(AveragedParameters):
     def client(
         self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
     ) -> tuple[Params, tuple[()]]:
+        """Take tau local steps along the estimated policy gradient."""
         return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
+
+
+class FineTuned(LocalAscent):
+    """Train one shared policy by FedAvg-PG, then fine-tune it on every agent alone.
+
+    At deployment the agent's trajectories are split over `fine_tuning_steps` policy-gradient steps of size alpha. With
+    one step it is FedAvg-PG.
+    """
+
+    fine_tuning_steps: int = static(10)
+
+    def __check_init__(self) -> None:
+        check_counts(fine_tuning_steps=self.fine_tuning_steps)
+
+    @property
+    def personalization_steps(self) -> int:
+        return self.fine_tuning_steps
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return fine_tune(agent, message, self.alpha, key, m, self.fine_tuning_steps)

@@ -36,6 +36,13 @@ PLAIN = "sgd"
 STATES = ("averaged", "personal", "reset")
 
 
+def frozen_settings(settings: Mapping[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Make a config's table of an optimizer's settings hashable."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise UserError(f"optimizer_settings must be a table such as {{ b1 = 0.9 }}; it is {settings!r}")
+    return tuple(sorted((settings or {}).items()))
+
+
 class LearnerMessage(NamedTuple):
     """The message: what is learned; () or the averaged state of the optimizer; () or the number of the round."""
 
@@ -69,13 +76,6 @@ class LocalOptimizer:
                 raise UserError(f"the optimizer {self.name!r} has no setting {key!r}{nearest(key, known)}")
             if not isinstance(value, int | float):
                 raise UserError(f"the optimizer's {key} must be a number, or true or false; it is {value!r}")
-
-    @staticmethod
-    def of(name: str, state: str, settings: Mapping[str, Any] | None) -> "LocalOptimizer":
-        """Make an optimizer from a config's settings."""
-        if settings is not None and not isinstance(settings, Mapping):
-            raise UserError(f"optimizer_settings must be a table such as {{ b1 = 0.9 }}; it is {settings!r}")
-        return LocalOptimizer(name, state, tuple(sorted((settings or {}).items())))  # type: ignore[arg-type]
 
     def init(self, params: Params) -> PyTree:
         """Return the first state; counts are numbers with a fraction, so that states can be averaged."""

@@ -1,17 +1,15 @@
 """Per-FedAvg-PG, Algorithm 1 of the paper: local meta-policy-gradient steps, then averaging."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from perfedrl.algorithms.annealing import Annealing
-from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps
+from perfedrl.algorithms.base import Algorithm, ServerState, average, local_steps, static
 from perfedrl.algorithms.checks import (
     check_choice,
     check_counts,
@@ -20,7 +18,7 @@ from perfedrl.algorithms.checks import (
     check_step_sizes,
 )
 from perfedrl.algorithms.fine_tuned import fine_tune
-from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer
+from perfedrl.algorithms.local_optimizer import PLAIN, LearnerMessage, LocalOptimizer, frozen_settings
 from perfedrl.compilation import jit
 from perfedrl.errors import UserError
 from perfedrl.estimators import CONTROLS, CurvatureControl, Objective, StepKeys
@@ -79,64 +77,57 @@ class PerFedAvgPG(Algorithm):
     - `anneal`: the number of rounds over which beta falls to a twentieth, on a "linear" or "cosine" `schedule`.
     """
 
-    alpha: Any
-    beta: Any
-    clip: Any
-    alpha_rate: Any
-    deployment_alpha: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_h: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
-    variant: str = eqx.field(static=True)
-    adaptation_steps: int = eqx.field(static=True)
-    control: str = eqx.field(static=True)
-    limit: float = eqx.field(static=True)
-    learn_alpha: str = eqx.field(static=True)
-    deployment_steps: int | None = eqx.field(static=True)
-    optimizer: LocalOptimizer | None = eqx.field(static=True)
-    annealing: Annealing = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(5)
+    m_in: int = static(10)
+    m_h: int = static(10)
+    m_out: int = static(10)
+    variant: Literal["exact", "first-order"] = static("exact")
+    adaptation_steps: int = static(1)
+    control: Literal["none", "limit", "shrink", "auto"] = static("none")
+    limit: float = static(0.3)
+    clip: float | None = None
+    learn_alpha: Literal["no", "scalar", "per-parameter"] = static("no")
+    alpha_rate: float = 0.02
+    deployment_alpha: float | None = None
+    deployment_steps: int | None = static(None)
+    optimizer: str | None = static(None)
+    optimizer_settings: tuple[tuple[str, Any], ...] = static(None, converter=frozen_settings)
+    optimizer_state: Literal["averaged", "personal", "reset"] = static("averaged")
+    anneal: int | None = static(None)
+    schedule: Literal["linear", "cosine"] = static("linear")
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        local_steps: int = 5,
-        m_in: int = 10,
-        m_h: int = 10,
-        m_out: int = 10,
-        variant: Literal["exact", "first-order"] = "exact",
-        adaptation_steps: int = 1,
-        control: Literal["none", "limit", "shrink", "auto"] = "none",
-        limit: float = 0.3,
-        clip: float | None = None,
-        learn_alpha: Literal["no", "scalar", "per-parameter"] = "no",
-        alpha_rate: float = 0.02,
-        deployment_alpha: float | None = None,
-        deployment_steps: int | None = None,
-        optimizer: str | None = None,
-        optimizer_settings: Mapping[str, Any] | None = None,
-        optimizer_state: Literal["averaged", "personal", "reset"] = "averaged",
-        anneal: int | None = None,
-        schedule: Literal["linear", "cosine"] = "linear",
-    ):
-        check_choice("variant", variant, VARIANTS)
-        check_choice("control", control, (*CONTROLS, AUTO))
-        check_choice("learn_alpha", learn_alpha, LEARNED)
-        check_step_sizes(alpha, beta)
-        check_positive(clip=clip, alpha_rate=alpha_rate, limit=limit, deployment_alpha=deployment_alpha)
-        curvature = {"m_h": m_h} if variant == "exact" else {}
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out, adaptation_steps=adaptation_steps, **curvature)
-        check_counts(**({} if deployment_steps is None else {"deployment_steps": deployment_steps}))
-        check_control(control, variant, adaptation_steps, m_h, m_out)
-        check_learned_factor(alpha, learn_alpha)
-        self.alpha, self.beta, self.clip, self.alpha_rate = alpha, beta, clip, alpha_rate
-        self.deployment_alpha = deployment_alpha
-        self.local_steps, self.m_in, self.m_h, self.m_out = local_steps, m_in, m_h, m_out
-        self.variant, self.adaptation_steps, self.control, self.limit = variant, adaptation_steps, control, limit
-        self.learn_alpha, self.deployment_steps = learn_alpha, deployment_steps
-        self.annealing = Annealing(anneal, schedule)
-        self.optimizer = optional_optimizer(optimizer, optimizer_settings, optimizer_state, anneal)
+    def __check_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        check_choice("control", self.control, (*CONTROLS, AUTO))
+        check_choice("learn_alpha", self.learn_alpha, LEARNED)
+        check_step_sizes(self.alpha, self.beta)
+        check_positive(
+            clip=self.clip, alpha_rate=self.alpha_rate, limit=self.limit, deployment_alpha=self.deployment_alpha
+        )
+        check_counts(
+            local_steps=self.local_steps, m_in=self.m_in, m_out=self.m_out, adaptation_steps=self.adaptation_steps
+        )
+        check_counts(**({"m_h": self.m_h} if self.variant == "exact" else {}))
+        check_counts(**({} if self.deployment_steps is None else {"deployment_steps": self.deployment_steps}))
+        check_control(self.control, self.variant, self.adaptation_steps, self.m_h, self.m_out)
+        check_learned_factor(self.alpha, self.learn_alpha)
+        self.annealing, self.local_optimizer  # noqa: B018 - making them checks their settings
+
+    @property
+    def annealing(self) -> Annealing:
+        """The rate over rounds."""
+        return Annealing(self.anneal, self.schedule)
+
+    @property
+    def local_optimizer(self) -> LocalOptimizer | None:
+        """The optimizer of local steps; None for plain ascent at a constant rate, which needs none."""
+        if self.optimizer is not None:
+            return LocalOptimizer(self.optimizer, self.optimizer_state, self.optimizer_settings)
+        if self.optimizer_settings or self.optimizer_state != "averaged":
+            raise UserError("optimizer_settings and optimizer_state need an optimizer, such as optimizer = 'adam'")
+        return None if self.anneal is None else LocalOptimizer(PLAIN)
 
     @property
     def trajectories_per_round(self) -> int:
@@ -165,30 +156,33 @@ class PerFedAvgPG(Algorithm):
         if self.learns_step_size:
             log_step = jnp.zeros(()) if self.learn_alpha == "scalar" else jax.tree.map(jnp.zeros_like, params)
             learned = LearnedMessage(params, log_step)
-        if self.optimizer is None:
+        optimizer = self.local_optimizer
+        if optimizer is None:
             return ServerState(learned), noise
-        averaged, personal = self.optimizer.placed(self.optimizer.init(params))
+        averaged, personal = optimizer.placed(optimizer.init(params))
         return ServerState(self._message(learned, averaged, self.annealing.first_round)), OptimizedState(
             noise, personal
         )
 
     @property
     def scales_coordinates(self) -> bool:
-        return self.optimizer is not None and self.optimizer.name != PLAIN
+        return self.optimizer not in (None, PLAIN)
 
     @property
     def uploads_auxiliaries(self) -> bool:
-        return self.optimizer is not None and (self.optimizer.is_averaged or self.annealing.rounds is not None)
+        optimizer = self.local_optimizer
+        return optimizer is not None and (optimizer.is_averaged or self.anneal is not None)
 
     def client(self, message: PyTree, state: PyTree, agent: Objective, key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
         """Take tau local ascent steps along the estimated meta-gradient, lines 4-8."""
-        if self.optimizer is None:
+        optimizer = self.local_optimizer
+        if optimizer is None:
             return local_steps(partial(self.step, agent), (message, state), agent, key, self.local_steps)
         learned, averaged, number = self._parts(message)
-        moments = self.optimizer.start(self.shared(message), averaged, state.moments)
-        step = partial(self.optimized_step, agent, self.optimizer, self.annealing.rate(self.beta, number))
+        moments = optimizer.start(self.shared(message), averaged, state.moments)
+        step = partial(self.optimized_step, agent, optimizer, self.annealing.rate(self.beta, number))
         learned, noise, moments = local_steps(step, (learned, state.noise, moments), agent, key, self.local_steps)
-        averaged, personal = self.optimizer.placed(moments)
+        averaged, personal = optimizer.placed(moments)
         return self._message(learned, averaged, self.annealing.next_round(number)), OptimizedState(noise, personal)
 
     def step(self, agent: Objective, carry: tuple[PyTree, PyTree], keys: StepKeys) -> tuple[PyTree, PyTree]:
@@ -297,17 +291,6 @@ class PerFedAvgPG(Algorithm):
         """Compute theta^K + alpha g_in, line 12; several steps share the m trajectories."""
         steps = self.deployment_steps or self.adaptation_steps
         return fine_tune(agent, self.shared(message), self.deployment_step_size(message), key, m, steps)
-
-
-def optional_optimizer(
-    name: str | None, settings: Mapping[str, Any] | None, state: str, anneal: int | None
-) -> LocalOptimizer | None:
-    """Make the optimizer of local steps; None for plain ascent at a constant rate, which needs none."""
-    if name is not None:
-        return LocalOptimizer.of(name, state, settings)
-    if settings or state != "averaged":
-        raise UserError("optimizer_settings and optimizer_state need an optimizer, such as optimizer = 'adam'")
-    return None if anneal is None else LocalOptimizer("sgd")
 
 
 def optimized(

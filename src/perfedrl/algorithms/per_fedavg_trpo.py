@@ -3,10 +3,9 @@
 from functools import partial
 from typing import Any, Literal
 
-import equinox as eqx
 from jaxtyping import PRNGKeyArray, PyTree
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, local_steps, static
 from perfedrl.algorithms.checks import (
     check_choice,
     check_counts,
@@ -52,36 +51,30 @@ class PerFedAvgTRPO(AveragedParameters):
     Use it with `advantage = "gae"`: adaptation steps are then in units that do not depend on those of rewards.
     """
 
-    alpha: Any
-    delta: Any
-    local_steps: int = eqx.field(static=True)
-    m_in: int = eqx.field(static=True)
-    m_out: int = eqx.field(static=True)
-    how: TrustRegion = eqx.field(static=True)
-    learn_alpha: str = eqx.field(static=True)
+    alpha: float
+    delta: float = 0.01
+    local_steps: int = static(1)
+    m_in: int = static(20)
+    m_out: int = static(20)
+    damping: float = static(1e-3)
+    iterations: int = static(10)
+    backtracks: int = static(10)
+    variant: Literal["first-order", "differentiated"] = static("first-order")
+    learn_alpha: Literal["no", "per-parameter"] = static("no")
 
-    def __init__(
-        self,
-        alpha: float,
-        delta: float = 0.01,
-        local_steps: int = 1,
-        m_in: int = 20,
-        m_out: int = 20,
-        damping: float = 1e-3,
-        iterations: int = 10,
-        backtracks: int = 10,
-        variant: Literal["first-order", "differentiated"] = "first-order",
-        learn_alpha: Literal["no", "per-parameter"] = "no",
-    ):
-        check_choice("variant", variant, VARIANTS)
-        check_choice("learn_alpha", learn_alpha, LEARNED)
-        check_step_sizes(alpha, 1.0)
-        check_positive(delta=delta)
-        check_counts(local_steps=local_steps, m_in=m_in, m_out=m_out)
-        check_learned_factor(alpha, learn_alpha)
-        self.alpha, self.delta, self.local_steps, self.m_in, self.m_out = alpha, delta, local_steps, m_in, m_out
-        self.how = TrustRegion(damping, iterations, backtracks, variant == "first-order")
-        self.learn_alpha = learn_alpha
+    def __check_init__(self) -> None:
+        check_choice("variant", self.variant, VARIANTS)
+        check_choice("learn_alpha", self.learn_alpha, LEARNED)
+        check_step_sizes(self.alpha, 1.0)
+        check_positive(delta=self.delta)
+        check_counts(local_steps=self.local_steps, m_in=self.m_in, m_out=self.m_out)
+        check_learned_factor(self.alpha, self.learn_alpha)
+        self.how  # noqa: B018 - making it checks its settings
+
+    @property
+    def how(self) -> TrustRegion:
+        """How a pair of batches is used."""
+        return TrustRegion(self.damping, self.iterations, self.backtracks, self.variant == "first-order")
 
     @property
     def trajectories_per_round(self) -> int:

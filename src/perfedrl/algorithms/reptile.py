@@ -3,14 +3,14 @@
 import jax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, average, static
-from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes
-from perfedrl.algorithms.fine_tuned import ascend, fine_tune
+from perfedrl.algorithms.base import ServerState, average, static
+from perfedrl.algorithms.checks import check_counts, check_positive
+from perfedrl.algorithms.fine_tuned import LocalAscent, fine_tune
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
 
-class Reptile(AveragedParameters):
+class Reptile(LocalAscent):
     """Learn an initialization for a few local steps without second derivatives.
 
     Agents work as in FedAvg-PG; the server moves theta to theta + `server_step` (mean_i theta_i - theta). With more
@@ -18,30 +18,16 @@ class Reptile(AveragedParameters):
     `adaptation_steps` steps of size alpha share the agent's trajectories.
     """
 
-    alpha: float
-    beta: float
-    local_steps: int = static(5)
-    m: int = static(30)
     server_step: float = 0.5
     adaptation_steps: int = static(1)
 
     def __check_init__(self) -> None:
-        check_step_sizes(self.alpha, self.beta)
         check_positive(server_step=self.server_step)
-        check_counts(local_steps=self.local_steps, m=self.m, adaptation_steps=self.adaptation_steps)
+        check_counts(adaptation_steps=self.adaptation_steps)
 
     @property
     def personalization_steps(self) -> int:
         return self.adaptation_steps
-
-    @property
-    def trajectories_per_round(self) -> int:
-        return self.local_steps * self.m
-
-    def client(
-        self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray
-    ) -> tuple[Params, tuple[()]]:
-        return ascend(agent, message, self.beta, key, self.m, self.local_steps), state
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
         # A mean of the two, not a displacement, so that server_step = 1 is bitwise FedAvg-PG.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Float, PRNGKeyArray
 
-from perfedrl.algorithms.base import AveragedParameters, ServerState, average, local_steps
+from perfedrl.algorithms.base import AveragedParameters, ServerState, average, local_steps, static
 from perfedrl.algorithms.checks import check_counts, check_positive, check_step_sizes, with_trajectories
 from perfedrl.compilation import jit
 from perfedrl.envs import Fleet
@@ -19,6 +19,11 @@ from perfedrl.exact.tabular import ExactObjective, J
 from perfedrl.types import Array, Params, Scalar, Trajectory
 
 
+def none_for_zero(value: float) -> float | None:
+    """Return None for a number that is 0; traced values pass."""
+    return None if isinstance(value, int | float) and value == 0 else value
+
+
 class SoftmaxFedPG(AveragedParameters):
     """Federated softmax policy gradient in heterogeneous environments (Labbi et al., 2025).
 
@@ -27,30 +32,18 @@ class SoftmaxFedPG(AveragedParameters):
     server projects the mean. Without either it is FedAvg-PG. Adaptation is on the plain return.
     """
 
-    alpha: Any
-    beta: Any
-    regularization: Any
-    largest: Any
-    local_steps: int = eqx.field(static=True)
-    m: int = eqx.field(static=True)
+    alpha: float
+    beta: float
+    local_steps: int = static(20)
+    m: int = static(10)
+    # None is no leaf, so that nothing is compiled for a regularization of 0.
+    regularization: float | None = eqx.field(default=0.0, converter=none_for_zero)
+    largest: float | None = None
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        local_steps: int = 20,
-        m: int = 10,
-        regularization: float = 0.0,
-        largest: float | None = None,
-    ):
-        check_step_sizes(alpha, beta)
-        check_counts(local_steps=local_steps, m=m)
-        off = isinstance(regularization, int | float) and regularization == 0
-        check_positive(regularization=None if off else regularization, largest=largest)
-        self.alpha, self.beta, self.largest = alpha, beta, largest
-        # None is no leaf, so that nothing is compiled for a regularization of 0.
-        self.regularization = None if off else regularization
-        self.local_steps, self.m = local_steps, m
+    def __check_init__(self) -> None:
+        check_step_sizes(self.alpha, self.beta)
+        check_counts(local_steps=self.local_steps, m=self.m)
+        check_positive(regularization=self.regularization, largest=self.largest)
 
     @property
     def trajectories_per_round(self) -> int:
@@ -80,10 +73,10 @@ class SoftmaxFedPG(AveragedParameters):
         return regularized_gradient(agent, theta, self.regularization, key, self.m)
 
     def server(self, state: ServerState, uploads: Params, weights: Float[Array, " n"]) -> ServerState:
-        mean = average(uploads, weights)
-        if self.largest is None:
+        mean, largest = average(uploads, weights), self.largest
+        if largest is None:
             return ServerState(mean)
-        return ServerState(jax.tree.map(lambda x: jnp.clip(x, -self.largest, self.largest), mean))
+        return ServerState(jax.tree.map(lambda x: jnp.clip(x, -largest, largest), mean))
 
     def personalize(self, message: Params, state: tuple[()], agent: Objective, key: PRNGKeyArray, m: int) -> Params:
         return adapt(agent, message, self.alpha, key, m)

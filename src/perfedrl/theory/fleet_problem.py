@@ -37,7 +37,7 @@ def settings(algorithm: Any) -> Settings:
             "control": a.control != "none",
             "clip": a.clip is not None,
             "learn_alpha": a.learn_alpha != "no",
-            "optimizer and anneal": a.optimizer is not None,
+            "optimizer and anneal": a.local_optimizer is not None,
         }
         if any(extensions.values()):
             named = ", ".join(name for name, used in extensions.items() if used)

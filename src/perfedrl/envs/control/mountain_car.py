@@ -23,29 +23,55 @@ START = (-0.6, -0.4)
 SIGNED = ("min_position", "max_position", "goal_position", "goal_velocity", "gravity")
 
 
-class MountainCar(ActuatedTask):
-    """Gymnasium's MountainCar-v0: push left, not at all or right; reward -1 until the car is at the goal."""
+class Car(ActuatedTask):
+    """What both cars share: the valley, the wall, the goal, and how a push moves them."""
 
     min_position: Constant = -1.2
     max_position: Constant = 0.6
     max_speed: Constant = 0.07
     goal_position: Constant = 0.5
     goal_velocity: Constant = 0.0
-    force: Constant = 0.001
     gravity: Constant = 0.0025
     horizon: int = eqx.field(static=True, default=199)
     discount: float = eqx.field(static=True, default=0.99)
 
     reset_noise = 1
     step_noise = 0
-    actions = 3
-    reward_bound = 1.0
 
     interval = 1.0
     """Time has no unit here: a lag is a number of decisions."""
 
     def __check_init__(self) -> None:
         check_valley(self)
+
+    def reset(self, u: Noise) -> State:
+        return self.at_rest(start(u))
+
+    def observe(self, state: State) -> Body:
+        return self.body(state)
+
+    def pushed(self, state: State, action: Array) -> tuple[State, Bool[Array, ""]]:
+        """Return the state after a decision, and whether the car is at the goal."""
+        its = like(self, state)
+        followed = its.followed(state, its.command(action))
+        body, done = roll(its, its.body(state), its.effort(followed))
+        return its.moved(body, followed), done
+
+    def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
+        """The score, and success: the car came to the goal."""
+        return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
+
+    def sketch(self, obs: Body) -> list[Polyline]:
+        return valley(self, obs)
+
+
+class MountainCar(Car):
+    """Gymnasium's MountainCar-v0: push left, not at all or right; reward -1 until the car is at the goal."""
+
+    force: Constant = 0.001
+
+    actions = 3
+    reward_bound = 1.0
 
     @property
     def largest_command(self) -> Constant:
@@ -54,51 +80,22 @@ class MountainCar(ActuatedTask):
     def command(self, action: Int[Array, ""]) -> Float[Array, ""]:
         return (action - 1) * self.force
 
-    def reset(self, u: Noise) -> State:
-        return self.at_rest(start(u))
-
-    def observe(self, state: State) -> Body:
-        return self.body(state)
-
     def step(self, state: State, action: Int[Array, ""], u: Noise) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
-        its = like(self, state)
-        followed = its.followed(state, its.command(action))
-        body, done = roll(its, its.body(state), its.effort(followed))
-        return its.moved(body, followed), -jnp.ones((), state.dtype), done
-
-    def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and success: the car came to the goal."""
-        return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
-
-    def sketch(self, obs: Body) -> list[Polyline]:
-        return valley(self, obs)
+        state, done = self.pushed(state, action)
+        return state, -jnp.ones((), state.dtype), done
 
 
-class MountainCarContinuous(ActuatedTask):
+class MountainCarContinuous(Car):
     """Gymnasium's MountainCarContinuous-v0: a push in [-1, 1] times `power`; 100 at the goal, minus squared actions.
 
     An action outside [-1, 1] is clipped for the push, and not clipped for its cost.
     """
 
-    min_position: Constant = -1.2
-    max_position: Constant = 0.6
-    max_speed: Constant = 0.07
     goal_position: Constant = 0.45
-    goal_velocity: Constant = 0.0
-    power: Constant = 0.0015
-    gravity: Constant = 0.0025
     horizon: int = eqx.field(static=True, default=998)
-    discount: float = eqx.field(static=True, default=0.99)
+    power: Constant = 0.0015
 
-    reset_noise = 1
-    step_noise = 0
     action_size = 1
-
-    interval = 1.0
-    """Time has no unit here: a lag is a number of decisions."""
-
-    def __check_init__(self) -> None:
-        check_valley(self)
 
     @property
     def largest_command(self) -> Constant:
@@ -107,26 +104,11 @@ class MountainCarContinuous(ActuatedTask):
     def command(self, action: Float[Array, " 1"]) -> Float[Array, ""]:
         return jnp.clip(action[0], -1, 1) * self.power
 
-    def reset(self, u: Noise) -> State:
-        return self.at_rest(start(u))
-
-    def observe(self, state: State) -> Body:
-        return self.body(state)
-
     def step(
         self, state: State, action: Float[Array, " 1"], u: Noise
     ) -> tuple[State, Float[Array, ""], Bool[Array, ""]]:
-        its = like(self, state)
-        followed = its.followed(state, its.command(action))
-        body, done = roll(its, its.body(state), its.effort(followed))
-        return its.moved(body, followed), (jnp.where(done, 100, 0) - 0.1 * action[0] ** 2).astype(state.dtype), done
-
-    def outcomes(self, episode: Trajectory) -> dict[str, Float[Array, ""]]:
-        """The score, and success: the car came to the goal."""
-        return {"score": score(episode), "success": over(self, episode).astype(episode.reward.dtype)}
-
-    def sketch(self, obs: Body) -> list[Polyline]:
-        return valley(self, obs)
+        state, done = self.pushed(state, action)
+        return state, (jnp.where(done, 100, 0) - 0.1 * action[0] ** 2).astype(state.dtype), done
 
 
 def start(u: Noise) -> Body:

@@ -4,8 +4,10 @@ The agents of a fleet are the same with every engine. An engine in JAX is a func
 of the name of a body and factors of its model; add it to `ENGINES` and its name to `Engine`.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -62,9 +64,9 @@ class Family(NamedTuple):
 class Episodes(NamedTuple):
     """How episodes are computed, and their length."""
 
-    engine: Engine
-    horizon: int
-    discount: float
+    engine: Engine = "gymnasium"
+    horizon: int = 99
+    discount: float = 0.99
     parallel: int = PARALLEL
     processes: bool = False
     workers: WorkerCount = "auto"
@@ -139,3 +141,18 @@ def like(old: Any, name: str, value: Any) -> Any:
     if found is None:
         raise UserError(f"{name} must be {count_of(np.size(old))}, got {value!r}")
     return worlds.Factors(found[1].tolist()) if isinstance(old, worlds.Factors) else value
+
+
+def with_episode_settings(family: Callable[..., Fleet]) -> Callable[..., Fleet]:
+    """Replace a factory's first parameter, its `Episodes`, by the fields of that class, as settings with defaults."""
+    _, *own = inspect.signature(family, eval_str=True).parameters.values()
+    shared = inspect.signature(Episodes, eval_str=True).parameters.values()
+
+    @wraps(family)
+    def make(*arguments: Any, **settings: Any) -> Fleet:
+        given = {name: settings.pop(name) for name in Episodes._fields if name in settings}
+        return family(Episodes(**given), *arguments, **settings)
+
+    keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in shared]
+    vars(make)["__signature__"] = inspect.Signature([*own, *keyword_only], return_annotation=Fleet)
+    return make

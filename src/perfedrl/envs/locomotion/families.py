@@ -1,8 +1,8 @@
 """Fleets of the meta-RL literature's locomotion tasks: agents differ in their tasks or in their bodies.
 
-An episode has 100 decisions. All agents are determined by `seed`. With `engine` "gymnasium" episodes are played in
-Python on all cores, or by `workers` processes; with "planar" and "mjx" they are compiled. docs/locomotion.md has the
-formulas, their sources and the departures from them.
+An episode has 100 decisions. All agents are determined by `seed`. Every family also has the fields of `Episodes` as
+settings. With `engine` "gymnasium" episodes are played in Python on all cores, or by `workers` processes; with "planar"
+and "mjx" they are compiled. docs/locomotion.md has the formulas, their sources and the departures from them.
 """
 
 from collections.abc import Sequence
@@ -12,33 +12,27 @@ from typing import Any, Literal
 import numpy as np
 
 from perfedrl.envs.fleet import Fleet
-from perfedrl.envs.gym.episodes import WorkerCount
 from perfedrl.envs.locomotion import tasks
-from perfedrl.envs.locomotion.engines import Engine, Episodes, Family, Outcomes, make_fleet
+from perfedrl.envs.locomotion.engines import Episodes, Family, Outcomes, make_fleet, with_episode_settings
 from perfedrl.envs.locomotion.outcomes import arriving, running, upright, walking
 from perfedrl.envs.new_agents import Settings
 from perfedrl.errors import UserError, nearest
 from perfedrl.gym_environment import mujoco_worlds as worlds
 
-HORIZON = 99
 BASES = {"body_mass": 1.5, "body_inertia": 1.5, "dof_damping": 1.3, "geom_friction": 1.5}
 """Each number of a body's model is multiplied by base ** u, with u uniform on [-limit, limit]."""
 
 FARTHEST = 3.0
 
 
+@with_episode_settings
 def half_cheetah_dir(
+    episodes: Episodes,
     agents: int = 2,
     held_out: int = 0,
     seed: int = 0,
-    horizon: int = HORIZON,
-    discount: float = 0.99,
     frame_skip: int = 5,
     velocity_scale: float = 1.0,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run forward or backward (Finn et al., 2017); there are only these two tasks.
 
@@ -46,109 +40,83 @@ def half_cheetah_dir(
     joints turn by about 10 rad/s, and with 0.1 velocities are as large as angles.
     """
     options, vary = cheetah(frame_skip, velocity_scale), {"direction": {"list": [1.0, -1.0]}}
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("half-cheetah", worlds.half_cheetah_direction, tasks.CheetahDirection, cheetah_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed, options)
 
 
+@with_episode_settings
 def half_cheetah_vel(
+    episodes: Episodes,
     agents: int = 10,
     held_out: int = 5,
     seed: int = 0,
     fastest: float = 2.0,
-    horizon: int = HORIZON,
-    discount: float = 0.99,
     frame_skip: int = 5,
     velocity_scale: float = 1.0,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Cheetahs that run at a velocity of their own, uniform on [0, fastest]: 2 in MAML, 3 in ProMP and PEARL."""
     positive(fastest=fastest)
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     options, vary = cheetah(frame_skip, velocity_scale), {"velocity": {"uniform": [0.0, fastest]}}
     family = Family("half-cheetah", worlds.half_cheetah_velocity, tasks.CheetahVelocity, cheetah_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed, options)
 
 
+@with_episode_settings
 def ant_dir(
+    episodes: Episodes,
     agents: int = 10,
     held_out: int = 5,
     seed: int = 0,
     directions: Literal["circle", "line"] = "circle",
-    horizon: int = HORIZON,
-    discount: float = 0.99,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk along a direction of their own: any (ProMP, PEARL), or forward and backward (MAML)."""
     line = {"list": [0.0, float(np.pi)]}
     vary = {"angle": line if directions == "line" else {"uniform": [0.0, float(2 * np.pi)]}}
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("ant", worlds.ant_direction, tasks.AntDirection, direction_outcomes)
     return make_fleet(family, episodes, vary, agents, held_out, seed)
 
 
+@with_episode_settings
 def ant_goal(
+    episodes: Episodes,
     agents: int = 10,
     held_out: int = 5,
     seed: int = 0,
-    horizon: int = HORIZON,
-    discount: float = 0.99,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Ants that walk to a goal of their own, uniform in the disk of radius 3 (ProMP, PEARL)."""
     rng = np.random.default_rng([seed, 2])
     goals = [in_disk(*rng.random(2)) for _ in range(max(agents, 0) + max(held_out, 0))]
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("ant", worlds.ant_to_goal, tasks.AntGoal, goal_outcomes)
     return make_fleet(family, episodes, {"goal": one_by_one(goals, agents)}, agents, held_out, seed)
 
 
+@with_episode_settings
 def hopper_mass(
+    episodes: Episodes,
     agents: int = 10,
     held_out: int = 5,
     seed: int = 0,
     vary: Sequence[str] = ("body_mass",),
     limit: float = 3.0,
-    horizon: int = HORIZON,
-    discount: float = 0.99,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Hoppers with bodies of their own: every part's mass times 1.5^u, u uniform on [-limit, limit] (ProMP, PEARL).
 
     `vary` may name more of the body: body_inertia, dof_damping (times 1.3^u), geom_friction.
     """
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("hopper", worlds.hopper, tasks.Hopper, body_outcomes)
     return bodies(family, episodes, agents, held_out, seed, vary, limit)
 
 
+@with_episode_settings
 def walker_mass(
+    episodes: Episodes,
     agents: int = 10,
     held_out: int = 5,
     seed: int = 0,
     vary: Sequence[str] = ("body_mass",),
     limit: float = 3.0,
-    horizon: int = HORIZON,
-    discount: float = 0.99,
-    parallel: int = 16,
-    processes: bool = False,
-    workers: WorkerCount = "auto",
-    engine: Engine = "gymnasium",
 ) -> Fleet:
     """Walkers with bodies of their own, in the same way as `hopper_mass`."""
-    episodes = Episodes(engine, horizon, discount, parallel, processes, workers)
     family = Family("walker", worlds.walker, tasks.Walker, body_outcomes)
     return bodies(family, episodes, agents, held_out, seed, vary, limit)
 

@@ -45,7 +45,7 @@ def _clipped(algorithm: Any) -> float | None:
 
 def has_optimizer(algorithm: Any) -> bool:
     """Whether an optimizer takes the local steps, whose length is then not that of the gradient."""
-    return type(algorithm) is PerFedAvgPG and algorithm.optimizer is not None
+    return type(algorithm) is PerFedAvgPG and algorithm.local_optimizer is not None
 
 
 def _drift(experiment: Any, algorithm: Any) -> float | None:
