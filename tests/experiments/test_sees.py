@@ -13,16 +13,9 @@ from perfedrl.experiments.training import train
 from perfedrl.federation.agent.config import make_agent_config, read_plan
 from perfedrl.federation.server.network_config import networked
 from perfedrl.saved_policies.file import SavedPolicy
+from tests.support.tiny_arc import TINY_ARC
 
-ARC = {
-    "name": "tiny-arc",
-    "seeds": 1,
-    "rounds": 1,
-    "fleet": {"env": "arc", "goals": 2, "held_out": 1, "horizon": 3},
-    "policy": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.2, "local_steps": 1, "m": 2},
-    "evaluation": {"name": "monte-carlo", "trajectories": 2, "episodes": 2, "few_shot": [0, 2], "rollouts": 2},
-}
+ARC = TINY_ARC | {"evaluation": TINY_ARC["evaluation"] | {"few_shot": [0, 2], "rollouts": 2}}
 FEW = {"trajectories": 2, "episodes": 2}
 BEFORE = "ff8883765c"
 """The digest of ARC before there was the setting."""

@@ -9,22 +9,14 @@ from perfedrl.experiments.config import make_config
 from perfedrl.experiments.training import train
 from perfedrl.saved_policies.file import SavedPolicy
 from perfedrl.saved_policies.spaces import Array, Spaces
+from tests.support.tiny_arc import TINY_ARC
 
-ARC = {
-    "name": "tiny-arc",
-    "seeds": 1,
-    "rounds": 1,
-    "fleet": {"env": "arc", "goals": 2, "held_out": 1, "horizon": 3},
-    "policy": {"name": "mlp", "hidden": [4]},
-    "algorithm": {"name": "fedavg-pg", "alpha": 0.5, "beta": 0.2, "local_steps": 1, "m": 2},
-    "evaluation": {"name": "monte-carlo", "trajectories": 2, "episodes": 2},
-}
 FEW = {"trajectories": 2, "episodes": 2}
 
 
 @pytest.fixture(scope="module")
 def arc(tmp_path_factory):
-    return train(make_config(ARC), tmp_path_factory.mktemp("runs"))
+    return train(make_config(TINY_ARC), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture
@@ -70,7 +62,7 @@ def test_files_without_a_count_of_attempts_go_on_as_before(arc, keys):
 
 def test_a_policy_in_other_units_is_rejected(tmp_path, untyped):
     fleet = {"env": "gymnasium", "id": "rooms:Room", "options": {"action": "box"}, "agents": 1, "horizon": 3}
-    table = {**ARC, "policy": {"name": "gaussian-mlp", "hidden": []}}
+    table = {**TINY_ARC, "policy": {"name": "gaussian-mlp", "hidden": []}}
     scaled, unscaled = (
         train(make_config({**table, "fleet": {**fleet, "scale_actions": scale}}), tmp_path) for scale in (True, False)
     )

@@ -14,13 +14,11 @@ from perfedrl.report import page, tables
 from perfedrl.studies import demonstration
 from perfedrl.studies.demonstration import META, AgentRow, ReturnAndSuccess
 from perfedrl.studies.few_shot.study import recommended
+from tests.support.tiny_arc import TINY_ARC
 
-CONFIG = {
+CONFIG = TINY_ARC | {
     "name": "small-arc",
     "seeds": 2,
-    "rounds": 1,
-    "fleet": {"env": "arc", "goals": 2, "held_out": 1, "horizon": 3},
-    "policy": {"name": "mlp", "hidden": [4]},
     "algorithm": {"name": "fedavg-pg", "alpha": 5.0, "beta": 0.3, "local_steps": 1, "m": 4},
     "evaluation": {"name": "monte-carlo", "trajectories": 4, "episodes": 8},
 }

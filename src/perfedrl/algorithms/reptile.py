@@ -5,7 +5,8 @@ from jaxtyping import Float, PRNGKeyArray
 
 from perfedrl.algorithms.base import ServerState, average, static
 from perfedrl.algorithms.checks import check_counts, check_positive
-from perfedrl.algorithms.fine_tuned import LocalAscent, fine_tune
+from perfedrl.algorithms.fine_tuned import fine_tune
+from perfedrl.algorithms.local_ascent import LocalAscent
 from perfedrl.estimators import Objective
 from perfedrl.types import Array, Params
 
