@@ -3,9 +3,11 @@
 import hashlib
 import json
 import shutil
+import signal
 import socket
 import ssl
 import threading
+from datetime import datetime, timedelta
 
 import pytest
 from nvflare.lighter.utils import verify_folder_signature
@@ -153,6 +155,49 @@ def test_certificates_that_end_soon_are_named(fleet, run, monkeypatch):
     service.serve(fleet, told.append)
     warnings = [line for line in told if line.startswith("warning: the certificate")]
     assert [line.split()[3] for line in warnings] == ["client.crt", "server.crt"]
+
+
+def test_a_running_service_says_that_its_certificate_ends_and_has_ended(fleet, monkeypatch):
+    told, now = [], [0.0]
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    watch = service.CertificateWatch(fleet.kit("agent-0") / "startup" / "client.crt", told.append)
+
+    def look() -> list[str]:
+        told.clear()
+        now[0] += service.LOOK_EVERY
+        watch.look()
+        return list(told)
+
+    assert look() == []
+    renew(fleet, "agent-0", days=10)
+    (soon,) = look()
+    assert "client.crt ends on" in soon
+    assert look() == [], "said once"
+    later = type("Later", (datetime,), {"now": classmethod(lambda cls, zone: datetime.now(zone) + timedelta(days=11))})
+    monkeypatch.setattr(service, "datetime", later)
+    (over,) = look()
+    assert "client.crt has ended on" in over
+    monkeypatch.setattr(service, "datetime", datetime)
+    renew(fleet, "agent-0", days=365)
+    assert look() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_service(number, fleet):
+    told = []
+    watch = service.CertificateWatch(fleet.kit("agent-0") / "startup" / "client.crt", told.append)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def lines() -> list[str]:
+        signal.raise_signal(number)
+        return ["a line"]
+
+    try:
+        service.stand_by([], told.append, lines, watch)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert told == ["a line", "stopped"]
 
 
 def test_what_cannot_be_renewed_is_said(fleet, run, tmp_path):

@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from perfedrl.errors import UserError
@@ -29,6 +30,8 @@ from perfedrl.federation.restarting_process import RestartingProcess
 LOCK = "service.lock"
 READY = 120.0
 """Seconds in which an agent's daemon must answer after its start."""
+LOOK_EVERY = 60.0
+"""Seconds between two looks at a certificate."""
 Tell = Callable[[str], None]
 
 
@@ -39,11 +42,12 @@ def serve(fleet: FleetFolder, tell: Tell) -> None:
         check_clock(fleet.server / "startup" / "server.crt")
         check_port(fleet.info.host, fleet.info.port)
         fleet.write_storage()
-        warn_of_end(fleet.server / "startup" / "server.crt", tell)
+        watch = CertificateWatch(fleet.server / "startup" / "server.crt", tell)
+        watch.look()
         connections = ConnectionLog(fleet.connection_log)
         process = server_process(fleet).start()
         tell(f"{fleet.info.fleet} listens on port {fleet.info.port} for {len(fleet.info.agents)} agents")
-        stand_by([process], tell, connections.new_lines)
+        stand_by([process], tell, connections.new_lines, watch)
 
 
 def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> None:
@@ -52,7 +56,8 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
         check_path(kit.folder)
         check_kit(kit)
         check_clock(kit.certificate)
-        warn_of_end(kit.certificate, tell)
+        watch = CertificateWatch(kit.certificate, tell)
+        watch.look()
         reachable = check_server(kit)
         daemon, bridge = daemon_process(kit, agent_config, env).start(), client_process(kit).start()
         try:
@@ -66,17 +71,36 @@ def join(kit: Kit, agent_config: Path | None, env: str | None, tell: Tell) -> No
             f"{kit.info.agent} is ready" + ("" if reachable else f"; no server listens at {where} yet, it keeps trying")
         )
         tell(f"{kit.info.agent} joins {kit.info.fleet} at {where}; its logs are agent.log and bridge.log in the kit")
-        stand_by([bridge, daemon], tell, new_lines=lambda: lines_of(daemon, kit.info.number))
+        stand_by([bridge, daemon], tell, lambda: lines_of(daemon, kit.info.number), watch)
 
 
-def warn_of_end(certificate: Path, tell: Tell) -> None:
-    """Say that a certificate is to be renewed."""
-    end = valid_until(certificate)
-    if is_soon(end):
-        tell(
-            f"warning: the certificate {certificate.name} ends on {end:%Y-%m-%d}; "
+class CertificateWatch:
+    """Says of a certificate once that it ends soon, and once that it has ended; a renewed one is looked at anew."""
+
+    def __init__(self, certificate: Path, tell: Tell):
+        self._certificate, self._tell = certificate, tell
+        self._said: set[str] = set()
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Read the certificate, at most once a minute, and say what is new of it."""
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + LOOK_EVERY
+        try:
+            end = valid_until(self._certificate)
+        except (UserError, OSError):
+            return  # while it is being replaced
+        if not is_soon(end):
+            return
+        what = "has ended" if end <= datetime.now(UTC) else "ends"
+        said = (
+            f"warning: the certificate {self._certificate.name} {what} on {end:%Y-%m-%d}; "
             "`perfedrl federation renew` makes a new one on the server's machine"
         )
+        if said not in self._said:
+            self._said.add(said)
+            self._tell(said)
 
 
 def wait_for(daemon: RestartingProcess, socket: Path, name: str) -> None:
@@ -100,17 +124,19 @@ def lines_of(daemon: RestartingProcess, number: int) -> list[str]:
 
 
 def stand_by(
-    processes: Sequence[RestartingProcess], tell: Tell, new_lines: Callable[[], list[str]] | None = None
+    processes: Sequence[RestartingProcess], tell: Tell, new_lines: Callable[[], list[str]], watch: CertificateWatch
 ) -> None:
-    """Wait for a signal, then end the processes; report restarts, and the lines that `new_lines` returns meanwhile."""
-    stopping = threading.Event()
+    """Wait for a signal, then end the processes; meanwhile report restarts, new lines and the certificate's end."""
+    received, sent = os.pipe()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        # A handler may interrupt any line of this thread, so it may take no lock, as an Event's `set` does.
+        signal.signal(number, lambda *_: os.write(sent, b"x"))
     seen = [process.deaths for process in processes]
     try:
-        while not stopping.wait(0.5):
-            for line in new_lines() if new_lines is not None else ():
+        while not select.select([received], [], [], 0.5)[0]:
+            for line in new_lines():
                 tell(line)
+            watch.look()
             for i, process in enumerate(processes):
                 if process.deaths > seen[i]:
                     tell(f"{process.log.stem} ended and is restarted ({process.deaths}); see {process.log.name}")
